@@ -1,4 +1,4 @@
-"""Reality: real engines, what is recorded of them, and how far the simulator is from it.
+"""Reality: recordings of real engines, and how far the simulator is from them.
 
 Parts of it run inside another engine's process, so this file imports nothing.
 """

@@ -1,7 +1,7 @@
-"""Clocks: the plain one, one for a CPU that its host takes away now and then, and an alarm.
+"""Clocks: the plain one, one without time that the host takes from a virtual CPU, and an alarm.
 
-What a virtual CPU runs cannot see that its host has taken the CPU away for some tenths of a second,
-but Linux counts that time (`steal` in ``/proc/stat``).
+A virtual CPU cannot see that its host has taken the CPU away for some tenths of a second, but Linux
+counts that time (`steal` in ``/proc/stat``).
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-STALL = 0.02  # seconds; what is taken in smaller pieces makes a machine slow, which probes see
-_PAID_BACK = 0.9  # share of the time that passes; the rest of a stall is taken out of later steps
+STALL = 0.02  # seconds; shorter stalls only make a machine slow, which probes see
+_PAID_BACK = 0.9  # of the passing time is removed at once; the rest of a stall later
 STAT = Path("/proc/stat")
 IS_LINUX = STAT.exists()
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -30,7 +30,7 @@ class Clock:
 
 
 class MachineClock(Clock):
-    """Stands still while the host has taken the CPU away, and can be set back."""
+    """A clock that stops while the host has taken the CPU away, and that can be set back."""
 
     def __init__(self) -> None:
         self._seen = time.monotonic()
@@ -41,14 +41,14 @@ class MachineClock(Clock):
     def now(self) -> float:
         cpu, stolen = stolen_seconds()
         instant = time.monotonic()
-        # On which of the two it was, if it has moved meanwhile, is not known.
+        # After a move between CPUs, it is not known on which of them the stall was.
         newly = max(
             stolen.get(each, 0.0) - self._stolen.get(each, 0.0) for each in (cpu, self._cpu)
         )
         if newly >= STALL:
             self._owed += newly if cpu == self._cpu else min(newly, instant - self._seen)
         self._cpu, self._stolen = cpu, stolen
-        # Never all of it, also if a stall is counted late: every step takes time.
+        # Never all of it, even if a stall is counted late: every step takes time.
         lost = min(self._owed, _PAID_BACK * (instant - self._seen))
         self._owed -= lost
         self._stood_still += lost
@@ -56,14 +56,14 @@ class MachineClock(Clock):
         return instant - self._stood_still
 
     def resume(self, at: float) -> None:
-        """Go on from an instant of before, by this clock, as if nothing had happened since."""
+        """Continue from an earlier instant of this clock, as if nothing had happened since."""
         self._cpu, self._stolen = stolen_seconds()
         self._seen = time.monotonic()
         self._stood_still = self._seen - at
 
 
 def stolen_seconds() -> tuple[int, dict[int, float]]:
-    """Return the CPU that this runs on, and of each for how long it has been taken away."""
+    """Return the number of the current CPU, and the stolen seconds of every CPU."""
     if not IS_LINUX:
         return 0, {}
     found = {}
@@ -78,8 +78,8 @@ def stolen_seconds() -> tuple[int, dict[int, float]]:
 class Alarm:
     """Calls a function at an instant of the loop's clock, to a fraction of a millisecond.
 
-    By timerfd; where there is none, by asyncio's own timers, which are those of epoll on Linux and
-    up to a millisecond late.
+    It uses timerfd if there is one, else asyncio's timers, which on Linux are those of epoll and up
+    to a millisecond late.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -93,7 +93,7 @@ class Alarm:
             self._loop.add_reader(self._file, self._ring)
 
     def set(self, instant: float) -> None:
-        """Ring at an instant, unless it is to ring before; infinite: let it be."""
+        """Ring at an instant, unless an earlier one is set; infinity changes nothing."""
         if instant >= self._at:
             return
         self._at = instant
@@ -114,12 +114,12 @@ class Alarm:
             try:
                 os.read(self._file, 8)
             except BlockingIOError:
-                return  # it has been set anew since
+                return  # set to another instant since
         self._handle, self._at = None, inf
         self._action()
 
     def close(self) -> None:
-        """Ring no more."""
+        """Cancel the alarm and release its file."""
         if self._handle is not None:
             self._handle.cancel()
         if self._file >= 0:

@@ -1,7 +1,7 @@
 """The folder of a measured run, as ``specsim validate`` and ``specsim profile fit`` read it.
 
-``meta.json`` says what ran, ``requests.jsonl`` what each request met, ``steps.jsonl`` how long each
-step of the engine took. Standard library only: it is written inside other engines' processes.
+``meta.json`` describes the engine, ``requests.jsonl`` the outcome of each request, ``steps.jsonl``
+the time of each step. Standard library only: it is used inside other engines' processes.
 """
 
 import json
@@ -17,56 +17,56 @@ _REQUESTS, _STEPS, _META = "requests.jsonl", "steps.jsonl", "meta.json"
 
 
 class RequestRow(TypedDict):
-    """One request; times in seconds on one clock, None for what never came."""
+    """One request; times in seconds on one clock, None for events that did not happen."""
 
     request_id: str
-    number: NotRequired[int]  # as ``requests`` of the steps call it
+    number: NotRequired[int]  # its number in ``requests`` of the steps
     input_toks: int
     output_toks: int  # tokens that were delivered
     arrival_time: float  # when the client sent it
-    queued_ts: float  # when the engine took it in; of a client, when it sent it
+    queued_ts: float  # when the engine accepted it; for a client, when it was sent
     scheduled_ts: float | None
     first_token_ts: float | None
     last_token_ts: float | None
-    deliveries: NotRequired[Sequence[Sequence[float]]]  # pairs: a time, and how many tokens
+    deliveries: NotRequired[Sequence[Sequence[float]]]  # pairs: time, number of tokens
     accepted: NotRequired[Sequence[Sequence[int]]]
     """Per verified draft: output tokens before the step, draft length, accepted length."""
     preemptions: NotRequired[int]
-    priority: NotRequired[int]  # what was asked for, if not 0
-    error: NotRequired[str]  # why it did not end as it should
+    priority: NotRequired[int]  # of the request, if not 0
+    error: NotRequired[str]  # why the request failed
     input_tok_ids: NotRequired[Sequence[int]]
     output_tok_ids: NotRequired[Sequence[int]]
 
 
 class StepRow(TypedDict):
-    """One step of the engine; the first eight as ``specsim profile fit`` reads them."""
+    """One step of the engine; ``specsim profile fit`` reads the first eight fields."""
 
     started_at: float  # on the clock of the requests, seconds
     seconds: float
-    """Until the next step is scheduled; of the last before the engine idles, until its output."""
-    context_tokens: int  # KV entries of its sequences when it starts
+    """Time until the next step is scheduled; for the last step before idling, until its output."""
+    context_tokens: int  # KV entries of its sequences at its start
     batched_tokens: int
     num_requests: int
     prefill_tokens: int
     draft_tokens: int  # verified in this step
     accepted_tokens: int
-    num_waiting: int  # once it is scheduled, without those that it admitted
+    num_waiting: int  # after scheduling, without the admitted requests
     free_blocks: int
     requests: NotRequired[list[int]]
-    """Number of each of its requests, -1 for one that had ended; likewise the lists below."""
+    """Number of each of its requests, -1 for one that had ended; the lists below are parallel."""
     scheduled: NotRequired[list[int]]
     drafted: NotRequired[list[int]]
     accepted: NotRequired[list[int]]
-    draft_seconds: NotRequired[float]  # of `seconds`, what drafting took, where the engine can tell
-    made_drafts: NotRequired[int]  # longest draft that was made at its end, tokens
+    draft_seconds: NotRequired[float]  # part of `seconds` for drafting, if the engine can tell
+    made_drafts: NotRequired[int]  # longest draft made at its end, tokens
 
 
 class RunWriter:
-    """Writes a run while it goes on: whatever has been added survives even a kill.
+    """Writes a run while it goes on; rows that were added survive even a kill.
 
-    Each row is handed to the operating system at once, ``meta.json`` is replaced as a whole, and
-    its ``complete`` is false until `close`. A folder that holds a run, or cannot be written to, is
-    a ConfigError.
+    Each row is passed to the operating system at once, ``meta.json`` is replaced as a whole, and
+    its ``complete`` is false until `close`. Raises a ConfigError if the folder holds a run, or
+    cannot be written to.
 
     Args:
         meta: ``engine_kwargs`` (vLLM's names), ``kv_cache`` (``num_gpu_blocks``, ``block_size``),
@@ -77,7 +77,7 @@ class RunWriter:
         self._folder = folder
         self._meta = {**meta, "specsim_version": __version__}
         self._streams: dict[str, BinaryIO] = {}
-        self._lists: dict[str, tuple[list[int], str]] = {}  # written last, and its text
+        self._lists: dict[str, tuple[list[int], str]] = {}  # last written list and its text
         self._is_closed = False
         if folder.is_dir() and (found := [*folder.glob("requests*"), *folder.glob(_META)]):
             raise ConfigError(
@@ -86,14 +86,14 @@ class RunWriter:
         self.mark(complete=False)
 
     def add_request(self, row: RequestRow) -> None:
-        """Write what a request met, in any order; of rows of one id and number the last counts.
+        """Write the outcome of a request, in any order; the last row of an id and number counts.
 
-        So a request may be written when it arrives, with an error, and again when it has ended.
+        So a request may be written on arrival, with an error, and again at its end.
         """
         self._write(_REQUESTS, f"{json.dumps(row)}\n")
 
     def add_step(self, row: StepRow) -> None:
-        # Finite numbers look the same in Python and in JSON; an encoder takes twice as long.
+        # Finite numbers look the same in Python and JSON; an encoder takes twice as long.
         texts = [
             f'"{name}":{self._list_text(name, value) if isinstance(value, list) else value}'
             for name, value in row.items()
@@ -101,29 +101,29 @@ class RunWriter:
         self._write(_STEPS, f"{{{','.join(texts)}}}\n")
 
     def add_probe(self, at: float, seconds: float) -> None:
-        """Write how long a probe took; `at` on the clock of the steps, both in seconds."""
+        """Write the duration of a probe; `at` is on the clock of the steps, both in seconds."""
         self._write("host_speed.jsonl", f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
 
     def _list_text(self, name: str, values: list[int]) -> str:
-        """From one decode step to the next most lists stay as they are."""
+        """Return the JSON text of a list; cached, as most lists repeat from step to step."""
         known = self._lists.get(name)
         if known is None or known[0] != values:
             known = self._lists[name] = (values.copy(), str(values))
         return known[1]
 
     def update_meta(self, **fields: Any) -> None:
-        """Add to ``meta.json``, or replace there, what is known only later."""
+        """Add fields to ``meta.json``, or replace them."""
         self._meta |= fields
         self.mark(complete=False)
 
     def mark(self, *, complete: bool) -> None:
-        """Say in ``meta.json`` whether what has been written until now is all there is."""
+        """Write to ``meta.json`` whether the rows so far are the whole run."""
         with new_file(self._folder / _META, is_own=True) as temporary:
             text = json.dumps({**self._meta, "complete": complete}, indent=1)
             temporary.write_text(text + "\n", encoding="utf-8")
 
     def close(self, *, complete: bool = True) -> None:
-        """Put the requests in order of arrival and mark the run complete, or not."""
+        """Sort the requests by arrival and mark the run complete, or not."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -150,7 +150,7 @@ class RunWriter:
         path = self._folder / name
         try:
             if name not in self._streams:
-                # Not buffered: a row that has been written is the operating system's.
+                # Unbuffered: a written row is in the operating system's hands.
                 self._streams[name] = path.open("xb", buffering=0)
             self._streams[name].write(line.encode())
         except OSError as error:
@@ -160,7 +160,7 @@ class RunWriter:
 def add_repetition(folder: Path, repeated: Path) -> Path:
     """Put the requests of a repeated run beside those of the first; return the new file.
 
-    A ConfigError if the repeated run has no requests, or the folder cannot be written to.
+    Raises a ConfigError if the repeated run has no requests, or the folder cannot be written to.
     """
     source = repeated / _REQUESTS
     if not source.is_file():

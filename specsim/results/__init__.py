@@ -1,6 +1,6 @@
-"""Meanings: what each field and column of results is, and in which unit.
+"""Meanings: what each field and column of the results files means, and its unit.
 
-The reference pages are made from the same file, and Parquet files say it of their columns.
+The reference pages and the metadata of Parquet columns are made from the same file, columns.yaml.
 """
 
 import re
@@ -19,9 +19,10 @@ _WRITTEN_BY = {
 
 
 def check_kind(folder: Path, written: Collection[str]) -> None:
-    """Raise a ConfigError if a folder holds results of another command than writes these files.
+    """Raise a ConfigError if a folder holds the results of another command.
 
-    Whoever reads the folder could not tell which are meant.
+    `written` are the files to write; a reader of a mixed folder could not tell which results are
+    meant.
     """
     for file, command in _WRITTEN_BY.items():
         if file not in written and (folder / file).exists():
@@ -32,22 +33,22 @@ def check_kind(folder: Path, written: Collection[str]) -> None:
 
 @cache
 def meanings() -> dict[str, dict[str, Any]]:
-    """Return by file and name the meaning; of Parquet files, unit and meaning."""
+    """Return the meaning of each field by file and name; for Parquet files, (unit, meaning)."""
     return load_mapping(Path(__file__).with_name("columns.yaml"), ConfigError)
 
 
 def grouped(name: str) -> str:
-    """Return the name under which the meaning of a field of summary.json is known.
+    """Return the name under which the meaning of a field of summary.json is stored.
 
-    All statistics of a latency have one.
+    All statistics of one latency share an entry: ``p99_ttft_ms`` is under ``<statistic>_ttft_ms``.
     """
     return re.sub(r"^(mean|median|std|p\d+)_(\w+_ms)$", r"<statistic>_\2", name)
 
 
 def metadata(file: str, column: str) -> dict[str, str] | None:
-    """Return what a Parquet file says of a column: its unit and meaning; None if not known.
+    """Return unit and meaning of a Parquet column for its metadata; None if not known.
 
-    A column that is no other of the file's may be a number of summary.json, by its name there.
+    A column that the file's own list lacks is looked up among the fields of summary.json.
     """
     known = meanings()
     if column in known[file]:

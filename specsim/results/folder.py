@@ -24,12 +24,11 @@ from specsim.results.records import STEP_FIELDS, EveryDelivery, StepLog
 from specsim.results.tables import TABLE_FIELDS, RunTables
 
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
-"""What the results folder of a run holds; nothing else may be written over it."""
+"""The files of a run's results folder; a folder that holds anything else is not overwritten."""
 
 ROWS_PER_GROUP = 16 * 1024
-"""Of long tables, rows that are in memory as columns at once.
-
-Eight times as many would make a file 4 % shorter, and the process 100 MiB larger."""
+"""Rows of a long table that are held in memory as columns at once. Eight times as many would make a
+file 4 % shorter, and the process 100 MiB larger."""
 
 _DELIVERIES_AT_ONCE = 64 * 1024
 _REQUESTS_AT_ONCE = 16 * 1024
@@ -38,7 +37,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> None:
-    """Write a summary as JSON, with vLLM's details per request if deliveries were kept."""
+    """Write a summary as JSON, with vLLM's lists per request if deliveries were kept."""
     with path.open("w", encoding="ascii") as stream:
         stream.write(json.dumps(summary, allow_nan=False)[:-1])
         if tables.deliveries is not None:
@@ -53,7 +52,7 @@ def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> Non
 def _details(
     requests: NDArray[np.void], deliveries: EveryDelivery
 ) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield vLLM's lists with an entry per request: name, and the entries piece by piece."""
+    """Yield vLLM's lists with one entry per request: (name, entries as pieces of JSON)."""
     for name, column in (
         ("input_lens", itemgetter("prompt_len")),
         ("output_lens", itemgetter("output_len")),
@@ -73,7 +72,7 @@ def _number_lists(values: NDArray[Any]) -> Iterator[str]:
 
 
 def _itl_lists(counts: NDArray[np.int32], deliveries: EveryDelivery) -> Iterator[str]:
-    """Yield the JSON lists of the requests' gaps, to the nanosecond; equal ones are made once."""
+    """Yield each request's ITLs as a JSON list, to the nanosecond; equal lists are made once."""
     ends = np.cumsum(counts, dtype=np.int64)
     start = 0
     while start < len(counts):
@@ -92,12 +91,12 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: EveryDelivery) -> Iterator
 
 
 def write_json(data: Any, path: Path) -> None:
-    """Write a document as JSON, a value per line; NaN and infinity are a ValueError."""
+    """Write a document as JSON, one value per line; a ValueError if it holds NaN or infinity."""
     path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> None:
-    """Write the steps of a run, replica after replica; they need not fit into memory."""
+    """Write the steps of a run, replica after replica, without holding all of them in memory."""
     blocks = steps.blocks(ROWS_PER_GROUP)
     groups = ({"replica": replicas, **structured_columns(rows)} for replicas, rows in blocks)
     write_groups(groups, constants, path)
@@ -106,10 +105,10 @@ def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> Non
 def write_groups(
     groups: Iterable[Columns], constants: dict[str, object], path: Path, kind: str | None = None
 ) -> None:
-    """Write a table by row groups, so that it need not fit into memory.
+    """Write a table row group by row group, without holding all of it in memory.
 
-    Every row says where it comes from, by `constants`, and each column its unit and meaning, as
-    those of `kind` (by default the file's name) have them.
+    Each row gets the columns `constants`, which say what run it is from. Units and meanings of
+    columns are those of `kind`, by default the file's name.
     """
     with ExitStack() as files:
         writer: pq.ParquetWriter | None = None
@@ -123,7 +122,7 @@ def write_groups(
 
 
 def _table(columns: Columns, constants: dict[str, object], file: str) -> pa.Table:
-    # NaN means that there is none: polars and DuckDB leave null out of a mean, and NaN not.
+    # NaN stands for no value: polars and DuckDB leave null out of a mean, but not NaN
     table: dict[str, pa.Array[Any]] = {n: pa.array(c, from_pandas=True) for n, c in columns.items()}
     length = len(next(iter(columns.values())))
     for name, value in constants.items():
@@ -135,7 +134,7 @@ def _table(columns: Columns, constants: dict[str, object], file: str) -> pa.Tabl
 def described(
     table: Mapping[str, "pa.Array[Any]"], file: str, unknown: Iterable[str] = ()
 ) -> pa.Table:
-    """Return columns as a table that says what each is, and in which unit, but of `unknown`."""
+    """Return columns as a table with unit and meaning of each, except those in `unknown`."""
     known = {name: metadata(file, name) for name in table.keys() - set(unknown)}
     fields = [pa.field(n, each.type, metadata=known.get(n)) for n, each in table.items()]
     return pa.table(dict(table), schema=pa.schema(fields))
@@ -154,7 +153,7 @@ _REMEDY = "give a folder that `specsim run --out` wrote"
 
 @dataclass(frozen=True)
 class RunTable:
-    """A table of a run."""
+    """A table of a run, and the run that it comes from."""
 
     columns: dict[str, NDArray[Any]]  # each of shape (n,)
     provenance: dict[str, object]  # hash of the configuration, seed, and version of specsim
@@ -167,10 +166,10 @@ class RunTable:
 
 
 class StepsTable(RunTable):
-    """The steps of some replicas of a run, replica after replica, in the order of the clock.
+    """The steps of a run, replica after replica, each in the order of time.
 
     Its columns are ``replica`` and those of `specsim.results.records.STEP_FIELDS`;
-    ``alpha_estimate`` is nan where the policy had none.
+    ``alpha_estimate`` is NaN where the policy had no estimate.
     """
 
     @property
@@ -207,10 +206,10 @@ class StepsTable(RunTable):
 
 @dataclass(frozen=True)
 class ResultsFolder:
-    """What ``specsim run --out`` wrote; each file is read when it is asked for.
+    """The results folder of ``specsim run --out``; each file is read when it is first needed.
 
-    That raises a ConfigError if it is missing, cut short, not ours, or not of the same run as
-    ``summary.json``.
+    Reading raises a ConfigError if the file is missing, cut short, not written by specsim, or not
+    of the same run as ``summary.json``.
     """
 
     path: Path
@@ -239,7 +238,7 @@ class ResultsFolder:
 
     @cached_property
     def requests(self) -> RunTable:
-        """The requests of all replicas, in order of their number."""
+        """The requests of all replicas, ordered by index."""
         table = load_requests(self.path)
         self._check_origin(table)
         return table
@@ -256,7 +255,7 @@ class ResultsFolder:
 
 
 def own_block(path: Path, summary: object) -> dict[str, Any]:
-    """Return what only specsim writes into a summary; a ConfigError if that is not there."""
+    """Return the block ``specsim`` of a summary; a ConfigError if the summary has none."""
     own = summary.get("specsim") if isinstance(summary, dict) else None
     if not isinstance(own, dict) or not own.keys() >= {*_PROVENANCE, "num_gpu_blocks"}:
         raise ConfigError(
@@ -266,7 +265,7 @@ def own_block(path: Path, summary: object) -> dict[str, Any]:
 
 
 def check_same_run(folder: Path, names: str, first: object, second: object) -> None:
-    """Raise a ConfigError if two files of a folder say different things of their origin."""
+    """Raise a ConfigError if the provenance of two files of a folder differs."""
     if first != second:
         raise ConfigError(
             f"{folder}: {names} differ: not the same run, or another version of specsim; run the "
@@ -277,8 +276,8 @@ def check_same_run(folder: Path, names: str, first: object, second: object) -> N
 def load_requests(folder: Path) -> RunTable:
     """Return the requests of a run, with the columns of `specsim.results.tables.TABLE_FIELDS`.
 
-    And with `_OF_SOME_RUNS` if the run had any. A ConfigError if
-    ``requests.parquet`` is missing, cut short or not specsim's.
+    Columns of `_OF_SOME_RUNS` are included if the run has them. Raises a ConfigError if
+    ``requests.parquet`` is missing, cut short or not written by specsim.
     """
     names = TABLE_FIELDS.names or ()
     stored = _StoredTable(folder, "requests.parquet", names)
@@ -292,7 +291,7 @@ def load_requests(folder: Path) -> RunTable:
 
 
 def load_steps(folder: Path) -> StepsTable:
-    """Return the steps of a run; a ConfigError if they are missing, cut short or not ours."""
+    """Return the steps of a run; a ConfigError if missing, cut short or not written by specsim."""
     names = ("replica", *(STEP_FIELDS.names or ()))
     stored = _StoredTable(folder, "steps.parquet", names)
     columns = {n: stored.numbers(n, may_be_nan=n == "alpha_estimate") for n in names}
@@ -318,7 +317,7 @@ def _check_steps(columns: dict[str, NDArray[Any]], stored: "_StoredTable") -> No
 class _StoredTable:
     """A Parquet file of a results folder, checked column by column.
 
-    A ConfigError if it is missing, cut short, empty, or has not all columns of ours.
+    Raises a ConfigError if it is missing, cut short, empty, or lacks a column of specsim's.
     """
 
     def __init__(self, folder: Path, file: str, columns: Iterable[str]) -> None:
@@ -346,7 +345,7 @@ class _StoredTable:
         return {name: self._constant(name) for name in _PROVENANCE}
 
     def numbers(self, name: str, *, may_be_nan: bool = False) -> NDArray[Any]:
-        """Return a column of counts or times, all of which are 0 or more."""
+        """Return a column of counts or times; a ConfigError if a value is below 0 or missing."""
         column = self._table[name]
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise ConfigError(
@@ -364,7 +363,7 @@ class _StoredTable:
         return np.ascontiguousarray(values)
 
     def refuse(self, wrong: NDArray[np.bool_], why: str) -> None:
-        """Raise a ConfigError that names the first of the rows that are wrong, if any are."""
+        """Raise a ConfigError with the first row at which `wrong` is True, if there is one."""
         if wrong.any():
             row = int(wrong.argmax()) + 1
             raise ConfigError(f"{self.path}: row {row}: {why}; run the experiment again")
@@ -380,7 +379,7 @@ class _StoredTable:
 
 
 def hint(folder: Path, file: str) -> str:
-    """Return what to do, naming the folders below it that would do."""
+    """Return what to do about a missing file, with the subfolders that do hold it."""
     if not folder.is_dir():
         return f"there is no such folder; {_REMEDY}"
     if file == "steps.parquet" and (folder / "requests.parquet").is_file():

@@ -1,12 +1,12 @@
 """Metrics: pure functions from the tables of a run to numbers.
 
 Names and units are those of ``vllm bench serve`` (0.32.0 ``benchmarks/serve.py``): latencies in
-milliseconds, throughput per second. Every latency is defined here and nowhere else. Three of them
-are per token, and all are given: ITL, the gap between two deliveries; TPOT, (last - first) /
-(n - 1) per request; and the gap shared out among the tokens that it delivered (`amortised_itl`).
+milliseconds, throughput per second. Every latency is defined here and nowhere else. Three are per
+token: ITL, the gap between two deliveries; TPOT, (last - first) / (n - 1) per request; and
+`amortised_itl`, the gap divided among the tokens that it delivered.
 
-An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only where vLLM itself
-counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
+The TPOT of a request with one output token is NaN, and statistics leave it out. Only where vLLM
+counts it as 0 (goodput, the histogram of ``/metrics``) is it 0 here, too.
 """
 
 import sys
@@ -25,7 +25,7 @@ from specsim.results.tables import RunTables, WeightedSample
 
 
 class Slo(Settings):
-    """Limits that a request must keep, all of them, to count as good."""
+    """Limits of latency; a request counts as good if it keeps all of them."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
     """Time to first token."""
@@ -44,14 +44,14 @@ class Slo(Settings):
 PERCENTILES = (50, 90, 95, 99)
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
-"""Latencies in vLLM's names, as a reader would say them."""
-SHOWN = ("mean", "p50", "p90", "p99")  # statistics of them that tables and the report show
+"""Names of latencies in tables and charts."""
+SHOWN = ("mean", "p50", "p90", "p99")  # statistics of latencies that tables and the report show
 
 Seconds = NDArray[np.float64]
 
 
 class Requests(Protocol):
-    """A table of requests: a structured array, columns by name, a table read back."""
+    """A table of requests with columns by name: a structured array, or a table read from a file."""
 
     def __getitem__(self, name: str, /) -> NDArray[np.float64]:
         """Return a column of `specsim.results.tables.TABLE_FIELDS`, of shape (n,)."""
@@ -59,33 +59,33 @@ class Requests(Protocol):
 
 
 def ttft(requests: Requests) -> Seconds:
-    """Return the time from arrival to the first token."""
+    """Return the time from arrival to the first token, seconds."""
     return requests["first_token_at"] - requests["arrived_at"]
 
 
 def latency(requests: Requests) -> Seconds:
-    """Return the time from arrival to the last token (vLLM's e2el)."""
+    """Return the time from arrival to the last token, seconds (vLLM's e2el)."""
     return requests["ended_at"] - requests["arrived_at"]
 
 
 def queue_time(requests: Requests) -> Seconds:
-    """Return the time from arrival to the first step."""
+    """Return the time from arrival to the first step, seconds."""
     return requests["scheduled_at"] - requests["arrived_at"]
 
 
 def decode_time(requests: Requests) -> Seconds:
-    """Return the time from the first token to the last."""
+    """Return the time from the first token to the last, seconds."""
     return requests["ended_at"] - requests["first_token_at"]
 
 
 def tpot(requests: Requests, *, of_one_token: float = np.nan) -> Seconds:
-    """Return the time per output token after the first; of one token it is as given."""
+    """Return the time per output token after the first, s; `of_one_token` if there is none."""
     later = requests["output_len"] - 1
     return np.where(later > 0, decode_time(requests) / np.maximum(later, 1), of_one_token)
 
 
 def latencies(requests: Requests) -> dict[str, Seconds]:
-    """Return ``ttft``, ``tpot``, ``e2el`` and ``queue`` of each request."""
+    """Return ``ttft``, ``tpot``, ``e2el`` and ``queue`` of each request, seconds."""
     return {
         "ttft": ttft(requests),
         "tpot": tpot(requests),
@@ -103,7 +103,7 @@ def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
 def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
     """Return ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``, milliseconds.
 
-    Of samples in seconds; NaN is left out. All are 0 without samples, as in vLLM.
+    `samples` are in seconds; NaN is left out. All statistics of no samples are 0, as in vLLM.
     """
     if isinstance(samples, np.ndarray):
         samples = samples[~np.isnan(samples)]
@@ -126,7 +126,7 @@ _QUANTILES = np.linspace(0.0, 1.0, 101)
 
 
 def distributions(requests: Requests) -> dict[str, list[Any]]:
-    """Return the percentiles 0 to 100 of each latency, ms; None where none has it."""
+    """Return the percentiles 0 to 100 of each latency, ms; an empty list without values."""
     found = latencies(requests)
     known = {name: found[name][~np.isnan(found[name])] for name in ("ttft", "tpot", "e2el")}
     return {
@@ -136,18 +136,18 @@ def distributions(requests: Requests) -> dict[str, list[Any]]:
 
 
 def short(values: Seconds) -> list[Any]:
-    """Return numbers with six digits, None for NaN: enough to draw them."""
+    """Return numbers rounded to six digits, for charts; None stands for NaN."""
     return [None if np.isnan(value) else float(f"{value:.6g}") for value in values.tolist()]
 
 
 def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | int | None]:
-    """Return counts and rates of a run, under vLLM's names; goodput is None without limits."""
+    """Return counts and rates of a run under vLLM's names; goodput is None without limits."""
     requests = tables.requests
     start = float(requests["arrived_at"].min())
     duration = float(requests["ended_at"].max()) - start
     input_tokens = int(requests["prompt_len"].sum())
     output_tokens = int(requests["output_len"].sum())
-    # Several replicas deliver in the same second.
+    # Several replicas may deliver in the same second.
     _, places = np.unique(tables.seconds["second"], return_inverse=True)
     per_second = np.bincount(places, weights=tables.seconds["tokens"])
     return {
@@ -166,7 +166,7 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
 
 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
-    """Return, for each request, whether it kept all limits; one token keeps that of TPOT."""
+    """Return which requests kept all limits, shape (n,); the TPOT of one token keeps its limit."""
     kept = [samples <= limit for samples, limit in limited(tables.requests, slo).values()]
     return np.asarray(np.all(kept, axis=0), dtype=bool)
 
@@ -179,13 +179,13 @@ _LIMITED: dict[str, Callable[[Requests], Seconds]] = {
 
 
 def limited(requests: Requests, slo: Slo) -> dict[str, tuple[Seconds, float]]:
-    """Return each latency that has a limit, and the limit, ms; one token keeps that of TPOT."""
+    """Return each limited latency and its limit, milliseconds; the TPOT of one token is 0."""
     limits = slo.model_dump(exclude_none=True)
     return {name: (_LIMITED[name](requests) * 1e3, limit) for name, limit in limits.items()}
 
 
 class LimitUse:
-    """How much requests of some replicas use of their limits, while a run goes on."""
+    """The share of their limits that requests use, read while a run goes on."""
 
     def __init__(self, records: Sequence[ReplicaRecords], slo: Slo | None) -> None:
         self._records = records
@@ -193,7 +193,7 @@ class LimitUse:
         self._num_seen = [0] * len(records)
 
     def since_last(self) -> Seconds:
-        """Return, of each request handed over since the last time, the largest share of a limit."""
+        """Return max(latency / limit) of each request that was recorded since the last call."""
         assert self._slo is not None
         found = [np.zeros(0)]
         for place, records in enumerate(self._records):
@@ -205,7 +205,7 @@ class LimitUse:
 
 
 _FIRST_TURNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 65, 129, 257)
-"""Of each row of ``by_turn``: the first eight turns by themselves, later ones together."""
+"""First turn of each row of ``by_turn``: turns 1 to 8 have a row each, later ones share rows."""
 _TURN_COLUMNS = (
     "turn", "arrived_at", "scheduled_at", "first_token_at", "ended_at", "prompt_len", "output_len",
     "cached_len",
@@ -213,7 +213,7 @@ _TURN_COLUMNS = (
 
 
 def session_spans(requests: Requests) -> tuple[Seconds, Seconds]:
-    """Return when the first turn of each session arrived, and when its last answer ended."""
+    """Return when each session's first turn arrived and when its last answer ended, seconds."""
     names, places = np.unique(requests["session"], return_inverse=True)
     starts, ends = np.full(len(names), np.inf), np.zeros(len(names))
     np.minimum.at(starts, places, requests["arrived_at"])
@@ -222,11 +222,11 @@ def session_spans(requests: Requests) -> tuple[Seconds, Seconds]:
 
 
 def session_metrics(requests: Requests) -> dict[str, Any]:
-    """Return what sessions met, as wholes and turn by turn.
+    """Return metrics of sessions, as wholes and turn by turn.
 
-    ``duration_ms`` is from the first arrival of a session to the end of its last answer;
-    ``served_share`` the part of it in which an answer was waited for, the rest is of users and
-    tools. ``hit_share`` is that of the prompt tokens.
+    ``duration_ms`` is the time from a session's first arrival to the end of its last answer;
+    ``served_share`` the part of it in which an answer was pending (the rest is think time and
+    tools); ``hit_share`` the share of prompt tokens found in the prefix cache.
     """
     starts, ends = session_spans(requests)
     turns, total = requests["turn"], float((ends - starts).sum())
@@ -246,9 +246,9 @@ def session_metrics(requests: Requests) -> dict[str, Any]:
 
 
 def _waited_for_again(requests: Requests) -> float:
-    """Return the part of all latencies in which an earlier turn of the session was open, seconds.
+    """Return the part of all latencies in which an earlier turn of the session was open, s.
 
-    Agents wait for several turns at once.
+    Agents may wait for several turns at once.
     """
     again, until = 0.0, dict[int, float]()
     names = ("session", "arrived_at", "ended_at")
@@ -272,20 +272,20 @@ def _turn_row(requests: dict[str, Any]) -> dict[str, float]:
 
 
 def most_at_once(starts: Seconds, ends: Seconds) -> int:
-    """Return the largest number of requests that had begun and not ended; ends come first."""
+    """Return how many intervals overlap at most; one that ends as another begins does not."""
     ended = np.searchsorted(np.sort(ends), np.sort(starts), side="right")
     return int((np.arange(1, len(starts) + 1) - ended).max())
 
 
 def speculation_metrics(tables: RunTables, most_positions: int) -> dict[str, Any]:
-    """Return what speculation achieved, under vLLM's names; nothing if there was none.
+    """Return the metrics of speculation under vLLM's names; empty if nothing was drafted.
 
     vLLM's counters leave out steps without a draft, so ``spec_decode_acceptance_length``, 1 +
-    accepted / drafts, is not the number of tokens per step. The acceptance rate is in percent,
-    those by position are unconditional and in [0, 1].
+    accepted / drafts, is not the number of tokens per step. The acceptance rate is in percent;
+    rates by position are unconditional, in [0, 1].
 
     Args:
-        most_positions: Most tokens that a draft may have, of a tree those of its longest path.
+        most_positions: Longest draft, tokens; for trees, of a path.
     """
     outcomes = tables.outcomes  # (drafted, accepted)
     drafts = int(outcomes.sum())
@@ -294,7 +294,7 @@ def speculation_metrics(tables: RunTables, most_positions: int) -> dict[str, Any
     lens = np.arange(len(outcomes))
     draft_tokens = int(outcomes.sum(axis=1) @ lens)
     accepted_tokens = int(outcomes.sum(axis=0) @ lens)
-    reached = outcomes.sum(axis=0)[::-1].cumsum()[::-1]  # drafts that accepted at least j
+    reached = outcomes.sum(axis=0)[::-1].cumsum()[::-1]  # drafts that accepted >= j
     rates = reached[1 : most_positions + 1] / drafts
     return {
         "spec_decode_acceptance_rate": 100.0 * accepted_tokens / draft_tokens,
@@ -307,9 +307,9 @@ def speculation_metrics(tables: RunTables, most_positions: int) -> dict[str, Any
 
 
 def time_shares(tables: RunTables) -> dict[str, float]:
-    """Return the time of the target, drafting and overhead as shares of their sum.
+    """Return the shares of target, drafting and overhead in the sum of their times.
 
-    Overhead counts even where asynchronous scheduling hides it behind the GPU.
+    Overhead counts in full, even where asynchronous scheduling hides it behind the GPU's work.
     """
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())

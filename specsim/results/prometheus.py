@@ -1,4 +1,4 @@
-"""Prometheus: what engines have counted, as the text of ``/metrics``.
+"""Prometheus: the counters of engines as the text of ``/metrics``.
 
 Names, labels and buckets are those of vLLM 0.32.0, ``v1/metrics/loggers.py``, ``buckets.py`` and
 ``v1/spec_decode/metrics.py``.
@@ -19,7 +19,7 @@ from specsim.results.metrics import Requests, Seconds, decode_time, latency, que
 _TABLES = load_mapping(Path(__file__).with_name("prometheus.yaml"), ConfigError)
 _CACHE = ("block_size", "enable_prefix_caching", "num_gpu_blocks")
 
-Sample = tuple[str, dict[str, object], float]  # ending of the name, further labels, value
+Sample = tuple[str, dict[str, object], float]  # suffix of the name, further labels, value
 Family = tuple[str, str, str, Sequence[Sample]]  # name, type, meaning
 
 
@@ -36,7 +36,7 @@ class _Histogram:
         self.total += value
 
     def of(self, values: Seconds) -> "_Histogram":
-        """Return one with the same buckets, of all values."""
+        """Return a histogram of `values` with the same buckets."""
         found = _Histogram(self.bounds)
         places = np.searchsorted(self.bounds, values)
         found.counts = np.bincount(places, minlength=len(self.counts)).tolist()
@@ -53,7 +53,7 @@ class _Histogram:
 
 
 def request_samples(requests: Requests) -> dict[str, Seconds]:
-    """Return what histograms have of requests that have ended, by their names."""
+    """Return the samples of each histogram, by its name, from requests that have ended."""
     return {
         "time_to_first_token_seconds": ttft(requests),
         "request_time_per_output_token_seconds": tpot(requests, of_one_token=0.0),
@@ -70,11 +70,11 @@ def request_samples(requests: Requests) -> dict[str, Seconds]:
 
 
 class EngineMetrics:
-    """What one engine has counted.
+    """The counters of one engine.
 
     Args:
-        config: As of `specsim.engine.config.EngineConfig`, with every default filled in.
-        num_positions: Tokens of the longest draft; without any, drafts are not spoken of.
+        config: Fields of `specsim.engine.config.EngineConfig`, with every default filled in.
+        num_positions: Longest draft, tokens; with 0, metrics of speculation are left out.
     """
 
     def __init__(self, config: Any, num_positions: int) -> None:
@@ -108,14 +108,14 @@ class EngineMetrics:
 
 
 def per_position(counts: Sequence[int]) -> Family:
-    """Return how many drafts were accepted up to each position, as a metric."""
+    """Return the drafts accepted at each position, as a metric."""
     name = "spec_decode_num_accepted_tokens_per_pos_total"
     places: list[Sample] = [("", {"position": at}, count) for at, count in enumerate(counts)]
     return name, "counter", "Accepted, by position.", places
 
 
 def page(engines: Iterable[tuple[object, Iterable[Family]]], model: str) -> str:
-    """Return what engines, each with its label, have counted, as text of format 0.0.4."""
+    """Return the metrics of engines, given (label, metrics) pairs, as text of format 0.0.4."""
     lines: dict[str, list[str]] = {}
     for engine, families in engines:
         own = {"engine": engine, "model_name": model}

@@ -1,9 +1,8 @@
-"""What an engine hands over while it runs: rows in chunks, and sums that it adds to in place.
+"""Records: what an engine records while it runs, as rows in chunks and sums added to in place.
 
-Steps, and when each request got tokens, are kept in memory or in a temporary file.
-
-No row is computed here and none is looked at. What is not handed over cannot be known afterwards,
-so the engine counts: deliveries per request, gaps per step, tokens per second, and the totals.
+Steps and deliveries are kept in memory or in a temporary file. No row is computed from another
+here. What is not recorded cannot be known afterwards, so the engine counts deliveries per request,
+gaps per step, tokens per second, and the totals.
 """
 
 import tempfile
@@ -20,11 +19,11 @@ from specsim.core.step import Ints
 
 
 class ArrayFile:
-    """A temporary file of arrays, made when it is first needed, which goes with this object.
+    """A temporary file of arrays, made when first written to and deleted with this object.
 
     Args:
-        what: Is stored there, for an error, with its verb: "the steps do".
-        option: Leaves that out.
+        what: Subject and verb of an error message: "the steps do".
+        option: The command-line option that leaves these arrays out.
     """
 
     def __init__(self, what: str, option: str) -> None:
@@ -33,7 +32,7 @@ class ArrayFile:
         self._size = 0
 
     def append(self, rows: NDArray[Any]) -> int:
-        """Write an array; return where it begins, bytes. A ConfigError if that fails."""
+        """Write an array and return its first byte's place; a ConfigError if the disk refuses."""
         start = self._size
         try:
             self.write(rows)
@@ -55,7 +54,7 @@ class ArrayFile:
             left = left[self._file.write(left) :]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled and copied: a file of its own with the same in it."""
+        """Return a state to pickle or copy, with the content of the file in it."""
         return {**vars(self), "_file": self.read(0, np.dtype(np.uint8), self._size)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -64,7 +63,7 @@ class ArrayFile:
             self.append(state["_file"])
 
     def read(self, start: int, kind: np.dtype[Any], count: int) -> NDArray[Any]:
-        """Return so many elements from some byte on."""
+        """Return `count` elements of type `kind`, from the byte `start` on."""
         if not count:
             return np.zeros(0, dtype=kind)
         assert self._file is not None
@@ -76,11 +75,11 @@ class ArrayFile:
 
 
 STEPS_NOT_KEPT = "the steps of this run were not kept; simulate(..., keeps_steps=True) keeps them"
-"""Error of whoever asks for them all the same."""
+"""Error if the steps of a run that did not keep them are asked for."""
 
 
 def record_type(*columns: tuple[str, str]) -> np.dtype[np.void]:
-    """Return a structured type with some columns of a type each, in order: (type, names)."""
+    """Return a structured type, given (type, names of columns separated by blanks) in order."""
     return np.dtype([(name, kind) for kind, names in columns for name in names.split()])
 
 
@@ -91,18 +90,18 @@ STEP_FIELDS = record_type(
     ("<i4", "preemptions drafts draft_tokens accepted_tokens output_tokens deliveries"),
     ("<f4", "asked_draft_len alpha_estimate"),
 )
-"""Columns of the steps table; times in seconds. `drafts` counts the sequences that had drafts to
-verify; like vLLM's counters it leaves out those that had ended before the step came back.
+"""Columns of the steps table; times in seconds. `drafts` counts the sequences with drafts to
+verify; like vLLM's counters it leaves out sequences that had ended before the step came back.
 `asked_draft_len` is the mean draft length that the drafter was run for at the step's end,
-`alpha_estimate` the acceptance rate that the policy then believed in, NaN if it has no belief."""
+`alpha_estimate` the policy's estimate of alpha at that time, NaN if it has none."""
 
-MAX_IN_MEMORY = 32 * 1024  # steps; 3.6 MiB, however many there will be
+MAX_IN_MEMORY = 32 * 1024  # steps, of all replicas together; 3.6 MiB
 
 _Segment = tuple[int, int]  # steps of one replica in the file: number of the first, and how many
 
 
 class StepLog:
-    """The steps of all replicas of a run; beyond `max_in_memory`, in a file that goes with it."""
+    """The steps of all replicas of a run; beyond `max_in_memory` steps, in a temporary file."""
 
     def __init__(self, num_replicas: int, max_in_memory: int = MAX_IN_MEMORY) -> None:
         self._max_in_memory = max_in_memory
@@ -116,7 +115,7 @@ class StepLog:
         return self._num_in_file + self._num_in_memory
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
-        """Append a copy of `STEP_FIELDS` of a replica's steps; a ConfigError if that fails."""
+        """Append a copy of a replica's steps (`STEP_FIELDS`); a ConfigError if the disk refuses."""
         self._chunks[replica].append(rows[list(STEP_FIELDS.names or ())].astype(STEP_FIELDS))
         self._num_in_memory += len(rows)
         if self._num_in_memory > self._max_in_memory:
@@ -135,12 +134,12 @@ class StepLog:
         self._num_in_memory = 0
 
     def of_replica(self, replica: int) -> NDArray[np.void]:
-        """Return all steps of a replica (`STEP_FIELDS`), in order."""
+        """Return all steps of a replica, structured, `STEP_FIELDS`, in order."""
         pieces = [*self._pieces(replica, len(self) + 1), np.zeros(0, dtype=STEP_FIELDS)]
         return np.concatenate(pieces)
 
     def blocks(self, size: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.void]]]:
-        """Yield all steps and their replicas, `size` at a time; each block overwrites the last."""
+        """Yield (replicas, steps), `size` steps at a time; each block overwrites the last one."""
         size = min(size, max(len(self), 1))
         replicas, block = np.empty(size, dtype=np.int32), np.empty(size, dtype=STEP_FIELDS)
         filled = 0
@@ -159,7 +158,7 @@ class StepLog:
             yield replicas[:filled], block[:filled]
 
     def _pieces(self, replica: int, most: int) -> Iterator[NDArray[np.void]]:
-        """Yield the steps of a replica in order, from the file so many at a time at most."""
+        """Yield the steps of a replica in order, at most `most` at a time from the file."""
         for start, count in self._segments[replica]:
             for offset in range(0, count, most):
                 place = (start + offset) * STEP_FIELDS.itemsize
@@ -174,30 +173,30 @@ class EveryDelivery(Protocol):
     """The deliveries of a run."""
 
     def column(self, name: str, counts: NDArray[np.integer], first: int = 0) -> NDArray[Any]:
-        """Return one of the columns of `Deliveries`, of consecutive requests, end to end.
+        """Return one column of `Deliveries` for consecutive requests, end to end.
 
         Args:
-            counts: How many deliveries each of them has.
-            first: The first of them.
+            counts: Number of deliveries of each of these requests.
+            first: Index of the first of these requests.
         """
 
 
 @dataclass(frozen=True)
 class Deliveries:
-    """Every delivery of some requests, one request after another; the engine writes into them.
+    """Every delivery of some requests, request after request; the engine writes into the arrays.
 
-    Those of request r begin at ``starts[r]``; how many there are stands in the requests table.
+    Those of request r begin at ``starts[r]``; their number is a column of the requests table.
     """
 
     starts: Ints  # shape (n + 1,)
     at: NDArray[np.float64]  # time of each delivery, seconds
     lens: NDArray[np.uint8]  # tokens of each delivery
-    drafted: NDArray[np.uint8]  # drafts verified for each delivery
-    accepted: NDArray[np.uint8]  # drafts accepted for each delivery
+    drafted: NDArray[np.uint8]  # draft tokens verified for each delivery
+    accepted: NDArray[np.uint8]  # draft tokens accepted for each delivery
 
     @classmethod
     def room_for(cls, output_lens: NDArray[np.integer]) -> "Deliveries":
-        """Return room for one delivery per output token; what is left over costs no memory."""
+        """Return arrays with room for one delivery per token; unused room costs no memory."""
         starts = _starts(output_lens)
         return cls(starts, *(np.zeros(starts[-1], dtype=kind) for kind in _COLUMNS.values()))
 
@@ -207,25 +206,25 @@ class Deliveries:
         return column
 
     def packed(self, counts: NDArray[np.integer]) -> "Deliveries":
-        """Return them without the room that is left over."""
+        """Return a copy without unused room; `counts` are the deliveries of each request."""
         return Deliveries(_starts(counts), *(self.column(name, counts) for name in _COLUMNS))
 
 
 class _Part(NamedTuple):
     requests: Ints  # in ascending order
     starts: Ints  # as in `Deliveries`
-    offsets: dict[str, int]  # of its columns in the file, bytes
+    offsets: dict[str, int]  # byte at which each of its columns begins in the file
 
 
 class DeliveryFile:
-    """The deliveries of a run of which some requests end after others; few are ever in memory."""
+    """The deliveries of a run whose cells end one after another, in a temporary file."""
 
     def __init__(self) -> None:
         self._file = ArrayFile("the times of tokens do", "--no-details")
         self._parts: list[_Part] = []
 
     def add(self, requests: Ints, packed: Deliveries) -> None:
-        """Take in those of some requests, in ascending order; a ConfigError if that fails."""
+        """Append the deliveries of some requests, ascending; a ConfigError if the disk refuses."""
         offsets = {name: self._file.append(getattr(packed, name)) for name in _COLUMNS}
         self._parts.append(_Part(requests, packed.starts, offsets))
 
@@ -248,7 +247,7 @@ def _starts(counts: NDArray[np.integer]) -> Ints:
 
 
 def _places(firsts: Ints, counts: NDArray[np.integer]) -> Ints:
-    """Return the places from each of `firsts` on, so many of each."""
+    """Return the `counts[i]` consecutive places from each ``firsts[i]`` on, end to end."""
     starts = _starts(counts)
     return np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
 
@@ -261,32 +260,32 @@ REQUEST_FIELDS = record_type(
     ("<i4", "deliveries drafts draft_tokens accepted_tokens"),
 )
 """Columns of the requests that ended at a replica; times in seconds, lengths in tokens, the rest
-counts. `cached_len`: prefix-cache hit of the first admission. `requeues`: replicas that failed
-while they had it; the counts from `deliveries` on are of all replicas that had it."""
+counts. `cached_len`: prefix-cache hit at the first admission. `requeues`: how often a replica
+failed while it had the request; counts from `deliveries` on are summed over its replicas."""
 
 GAP_FIELDS = np.dtype([("value", "<f8"), ("tokens", "<i4"), ("count", "<i4")])
-"""Gaps between two consecutive deliveries of a request (vLLM's ITL), seconds; how many tokens were
-delivered at their end; and how many deliveries share both. All sequences of a step share its end,
-so there are about as many rows as steps."""
+"""Gaps between two consecutive deliveries of a request (vLLM's ITL), seconds; tokens delivered at
+the end of the gap; and how many deliveries share both. All sequences of a step share its end, so
+there are about as many rows as steps."""
 
 SECOND_FIELDS = np.dtype([("second", "<i8"), ("tokens", "<i8")])
 """Whole seconds since the first arrival of the run, and the output tokens of the steps that ended
-in them. Those in which no step ended are absent; one may occur twice, at the seam of two chunks."""
+in each. Seconds in which no step ended are absent; one may occur twice, in consecutive chunks."""
 
 TOTAL_FIELDS = record_type(
     ("<i8", "steps deliveries output_tokens num_requests"),
     ("<f8", "target_time draft_time overhead_time drafter_time"),
     ("<i8", "asked_tokens context_tokens batched_tokens beyond_context beyond_batched let_go"),
 )
-"""Sums over all steps, times in seconds, except `context_tokens` and `batched_tokens`: the largest
-of any step. `drafter_time` is how long drafters worked, of which `draft_time` made steps longer;
-`asked_tokens` is what they drafted. `beyond_context` and `beyond_batched` count the steps that
-exceed what the profile was fitted on; `let_go` counts the sequences that the policy let the drafter
-go of."""
+"""Sums over all steps, times in seconds; `context_tokens` and `batched_tokens` are instead the
+largest of any step. `drafter_time` is how long drafters worked, of which `draft_time` made steps
+longer; `asked_tokens` the tokens that they drafted. `beyond_context` and `beyond_batched` count the
+steps beyond the profile's valid range; `let_go` counts the sequences that the policy withdrew from
+the drafter."""
 
 
 class Share(NamedTuple):
-    """What one replica has recorded, as arrays, which can go from process to process."""
+    """The records of one replica as arrays, to be sent from process to process."""
 
     totals: NDArray[np.void]
     outcomes: NDArray[np.int64]
@@ -297,11 +296,11 @@ class Share(NamedTuple):
 
 
 class ReplicaRecords:
-    """What one replica has handed over. Chunks are copied: the engine reuses its buffers.
+    """What one replica has recorded. Chunks are copied, because the engine reuses its buffers.
 
     Args:
-        max_draft_len: Longest draft that can occur, in tokens.
-        step_log: Of all replicas of the run; without it no step is kept.
+        max_draft_len: Longest draft that can occur, tokens.
+        step_log: The steps of all replicas of the run; None to keep no step.
         delays: See `delays`.
     """
 
@@ -313,28 +312,28 @@ class ReplicaRecords:
         delays: NDArray[np.float64] | None = None,
     ) -> None:
         self.totals: NDArray[np.void] = np.zeros(1, dtype=TOTAL_FIELDS)
-        """One record, to be added to in place."""
+        """One record, `TOTAL_FIELDS`, which the engine adds to in place."""
         width = max_draft_len + 1
         self.outcomes: NDArray[np.int64] = np.zeros((width, width), dtype=np.int64)
-        """How many drafts of length i > 0 had an accepted length of j; to be added to in place."""
+        """How many drafts of length i > 0 had an accepted length of j; added to in place."""
         self.numbers: NDArray[np.int64] | None = None
-        """What the run calls the requests that the engine numbers from 0; None if the same."""
+        """Index in the run of each request that the engine numbers from 0; None if equal."""
         self.step_log = step_log
         self._replica = replica
         self.delays = delays
-        """What requests take to reach the engine, as the engine numbers them, seconds; None if
-        nothing. Of clients, a request arrives when they send it."""
+        """Time of each request from the client to the engine, seconds, by the engine's numbers;
+        None if it is 0. Recorded arrivals are those at the client."""
         self._requests: list[NDArray[np.void]] = []
         self._gaps: list[NDArray[np.void]] = []
         self._seconds: list[NDArray[np.void]] = []
 
     def add_steps(self, rows: NDArray[np.void]) -> None:
-        """Take in steps, in the order in which they ended; dropped if not wanted."""
+        """Append steps, in the order in which they ended, unless steps are not kept."""
         if self.step_log is not None:
             self.step_log.add(self._replica, rows)
 
     def add_requests(self, rows: NDArray[np.void]) -> None:
-        """Take in `REQUEST_FIELDS`, in the order in which requests ended here."""
+        """Append requests (`REQUEST_FIELDS`), in the order in which they ended here."""
         rows = rows.copy()
         self._to_clients(rows)
         if self.numbers is not None:
@@ -342,12 +341,12 @@ class ReplicaRecords:
         self._requests.append(rows)
 
     def _to_clients(self, rows: NDArray[np.void]) -> None:
-        """Turn arrivals at the engine into those that clients know of."""
+        """Turn arrivals at the engine into arrivals at the client."""
         if self.delays is not None:
             rows["arrived_at"] -= self.delays[rows["request"]]
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
-        """Take in `GAP_FIELDS`, in any order."""
+        """Append gaps (`GAP_FIELDS`), in any order."""
         self._gaps.append(rows.copy())
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
@@ -359,7 +358,7 @@ class ReplicaRecords:
 
     @property
     def steps(self) -> NDArray[np.void]:
-        """Structured, `STEP_FIELDS`; read anew each time."""
+        """Structured, `STEP_FIELDS`; read from the log each time."""
         if self.step_log is None:
             raise SpecsimError(STEPS_NOT_KEPT)
         return self.step_log.of_replica(self._replica)
@@ -371,7 +370,7 @@ class ReplicaRecords:
 
     @property
     def request_chunks(self) -> list[NDArray[np.void]]:
-        """Structured, `REQUEST_FIELDS`: as they were handed over, while the run goes on."""
+        """Structured, `REQUEST_FIELDS`, in chunks as recorded, also while the run goes on."""
         return self._requests
 
     @property
@@ -381,11 +380,11 @@ class ReplicaRecords:
 
     @property
     def gap_chunks(self) -> tuple[NDArray[np.void], ...]:
-        """Structured, `GAP_FIELDS`: as they were handed over, for they may be many."""
+        """Structured, `GAP_FIELDS`, in chunks as recorded, because there may be many."""
         return tuple(self._gaps)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another has recorded the same but for steps, bit by bit."""
+        """Return whether all records except steps are equal, bit by bit."""
         return isinstance(other, ReplicaRecords) and self._bits() == other._bits()
 
     __hash__ = None  # type: ignore[assignment]
@@ -422,13 +421,13 @@ def records_of_run(
     keeps_steps: bool,
     delays: NDArray[np.float64] | None = None,
 ) -> list[ReplicaRecords]:
-    """Return the records that the replicas of a run are to fill; see `ReplicaRecords`."""
+    """Return an empty `ReplicaRecords` for each replica of a run."""
     log = StepLog(num_replicas) if keeps_steps else None
     return [ReplicaRecords(max_draft_len, log, number, delays) for number in range(num_replicas)]
 
 
 class PrefillRecords(ReplicaRecords):
-    """What one prefill replica has handed over: the token that it samples is nobody's answer."""
+    """Records of one prefill replica, without the token that it samples: no client receives it."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -436,33 +435,33 @@ class PrefillRecords(ReplicaRecords):
 
     @property
     def request_chunks(self) -> list[NDArray[np.void]]:
-        """`REQUEST_FIELDS` of the requests that were prefilled here, none of which ended here."""
+        """`REQUEST_FIELDS` of the requests prefilled here, which end in the decode pool."""
         return self._prefills
 
     def add_requests(self, rows: NDArray[np.void]) -> None:
-        """Take in the requests that were prefilled, in the order in which that ended."""
+        """Append requests that were prefilled, in the order in which their prefills ended."""
         rows = rows.copy()
         self._to_clients(rows)
         self._prefills.append(rows)
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
-        """Leave out tokens that nobody gets."""
+        """Drop the tokens, since no client receives them."""
 
     def add_steps(self, rows: NDArray[np.void]) -> None:
-        """Take in steps, none of which delivered anything to anybody."""
+        """Append steps, with their deliveries and output tokens set to 0."""
         rows = rows.copy()
         rows["deliveries"] = rows["output_tokens"] = 0
         super().add_steps(rows)
 
     def close(self, max_draft_len: int) -> None:
-        """Take out of the totals what nobody gets; `max_draft_len` is that of the decode pool."""
+        """Remove sampled tokens from the totals; `max_draft_len` is that of the decode pool."""
         self.totals["deliveries"] = self.totals["output_tokens"] = 0
         self.outcomes = np.zeros((max_draft_len + 1, max_draft_len + 1), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class PoolTables:
-    """What happened to each request before the decode pool had it; by index of the request."""
+    """What happened to each request before the decode pool had it, by index of the request."""
 
     prefills: NDArray[np.void]  # structured, `REQUEST_FIELDS`, of the prefill pool
     prefill_replicas: NDArray[np.int32]  # number of the replica in its pool
@@ -473,10 +472,9 @@ class PoolTables:
     def of(
         cls, records: list[PrefillRecords], transfers: NDArray[np.void], requests: NDArray[np.void]
     ) -> "PoolTables":
-        """Return the tables of a run; the requests table becomes that of both pools.
+        """Return the pool tables; the requests table is changed in place to cover both pools.
 
-        A request has arrived, and has first been scheduled, where it was prefilled; the tokens that
-        it found cached are those that nobody had to compute.
+        Arrival, first step and cached tokens of a request become those of its prefill.
         """
         prefills = np.zeros(len(requests), dtype=REQUEST_FIELDS)
         replicas = np.zeros(len(requests), dtype=np.int32)
@@ -502,7 +500,7 @@ class PoolTables:
 
     @property
     def totals(self) -> dict[str, float]:
-        """What summary.json tells of the transfers."""
+        """The fields of summary.json about transfers."""
         transfers = self.transfers
         times = transfers["transfer_ended_at"] - transfers["transfer_began_at"]
         times = times[np.isfinite(times)]

@@ -43,36 +43,36 @@ from specsim.results.metrics import Requests
 Stability = Literal["stable", "overloaded", "undecided"]
 Floats = NDArray[np.float64]
 Spans = tuple[Floats, Floats]
-"""From when to when each request was somewhere, seconds."""
+"""Begin and end of some state of each request, seconds."""
 
 _PERIODS = 40
-_BUSY = 0.7  # of the most requests in the system
+_BUSY = 0.7  # of the largest number of requests in the system in any period
 _LEAST_BUSY = 4  # periods
 _PROMPT = 0.2  # work of a prompt token, in output tokens
-_DOUBT = 1.2  # standard errors
-_LEAST = 0.02  # difference of offered from 1 that counts: what is called work is not quite that
-_GROWTH = 0.41  # over the root of the number of requests: 1.3 % of 1,000 that arrive
-_CALM = 3.0  # times as much growth of the requests in the system
-_FEW = 0.06  # of the requests in the system: so few may wait where next to nothing does
-_ONE_OF_MANY = 2.5  # times as much doubt of one replica, for there are several to be wrong about
+_DOUBT = 1.2  # standard errors that count as beyond doubt
+_LEAST = 0.02  # least difference of `offered` from 1 that counts, since tokens measure work roughly
+_GROWTH = 0.41  # divided by sqrt(number of requests): 1.3 % of 1,000 arrivals counts
+_CALM = 3.0  # times that growth of the requests in the system counts as calm
+_FEW = 0.06  # of the requests in the system: with no more waiting, next to nothing waits
+_ONE_OF_MANY = 2.5  # times the doubt for one of several replicas, any of which may look bad
 _MIN_REQUESTS = 40
-_NOTHING = 1e-6  # of all work: so little is done while requests arrive that only rounding is left
+_NOTHING = 1e-6  # of all work: less than this done while requests arrive is only rounding
 
 
 @dataclass(frozen=True)
 class Balance:
-    """What arrives at a server, beside what it can do."""
+    """What arrives at a server, compared with what it can do."""
 
-    offered: float  # work that arrives over work done while the server is busiest, per second
+    offered: float  # work that arrives per second / work done per second in busy periods
     error: float  # standard error of `offered`
     growth: float
-    """How many more requests are in the system for each that arrives, in the second half."""
-    queue_growth: float  # how many more of them wait, over all arrivals
-    least_growth: float  # of a queue, what counts, in so many requests
-    waiting: float  # share of the requests in the system that wait while the server is busiest
+    """Requests added to the system per arrival, in the second half of the arrivals."""
+    queue_growth: float  # waiting requests added per arrival, over all arrivals
+    least_growth: float  # the least `queue_growth` that counts, requests per arrival
+    waiting: float  # share of the requests in the system that wait, in busy periods
 
     def excess(self, times: float = 1.0) -> float:
-        """Return by how much it is overloaded beyond so many times the doubt; negative if not."""
+        """Return by how much `offered` exceeds 1 and `times` the doubt; negative if it does not."""
         return min(self.offered - 1 - times * self._doubt, self.queue_growth - self.least_growth)
 
     @property
@@ -92,25 +92,25 @@ class Balance:
 
 
 KEEPS_UP = Balance(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""Of a server at which nothing arrives but what its answers bring about."""
+"""The balance of a closed loop or a burst, which cannot overload a server."""
 UNKNOWN = Balance(
     offered=1.0, error=1.0, growth=0.0, queue_growth=0.0, least_growth=1.0, waiting=1.0
 )
-"""Of so few requests that they prove nothing."""
+"""The balance of too few requests to tell."""
 
 
 def together(answers: Iterable[Stability]) -> Stability:
-    """Return the answer of several runs of one setting: what some say and none denies.
+    """Return the common answer of several runs of one setting; ``undecided`` if they disagree.
 
-    Surer than the rule above on means whose errors shrink with the number of runs: that a server
-    is still filling up is in every run alike.
+    This is safer than the rule above applied to means, whose errors shrink with the number of runs:
+    that a server is still filling up happens in every run alike.
     """
     said = set(answers) - {"undecided"}
     return said.pop() if len(said) == 1 else "undecided"
 
 
 def stability_of(own: Mapping[str, Any]) -> Stability:
-    """Return the answer in specsim's block of a summary."""
+    """Return the stability in the block ``specsim`` of a summary."""
     found: Stability = own["stability"]
     if found not in get_args(Stability):
         raise ValueError(f"stability = {found!r} is none of {', '.join(get_args(Stability))}")
@@ -118,29 +118,29 @@ def stability_of(own: Mapping[str, Any]) -> Stability:
 
 
 def as_flags(answer: Stability) -> dict[str, int]:
-    """Return the answer as the two numbers that tables of metrics hold."""
+    """Return the stability as the two 0/1 columns of tables of metrics."""
     return {name: int(answer == name) for name in ("overloaded", "undecided")}
 
 
 def stability_in(metrics: Mapping[str, float]) -> Stability:
-    """Return the answer in a row of metrics."""
+    """Return the stability from the 0/1 columns in a row of metrics."""
     if metrics.get("overloaded"):
         return "overloaded"
     return "undecided" if metrics.get("undecided") else "stable"
 
 
 STABILITY_MARKS = {"stable": "", "overloaded": "OVERLOADED", "undecided": "undecided"}
-"""What tables say beside a result."""
+"""How tables mark a result by its stability."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What came to a server, and what became of it."""
+    """The requests of a run, with what is known of how they arrive and wait."""
 
     requests: Requests  # columns of `specsim.results.tables.TABLE_FIELDS`
-    rate: float | None = None  # requests per second from outside, if it is configured
-    is_outside: NDArray[np.bool_] | None = None  # which of the requests no answer brought about
-    decode_waits: Spans | None = None  # with pools, when each waited for the link or a decode step
+    rate: float | None = None  # configured rate of requests from outside, requests/s
+    is_outside: NDArray[np.bool_] | None = None  # which requests did not follow an answer
+    decode_waits: Spans | None = None  # with pools: when each waited for the link or a decode step
 
     @property
     def waits(self) -> list[Spans]:
@@ -149,12 +149,12 @@ class Demand:
 
     @property
     def outside(self) -> Floats:
-        """Instants at which requests came from outside, in order."""
+        """When requests arrived from outside, ascending, seconds."""
         arrived_at = self.requests["arrived_at"]
         return np.sort(arrived_at if self.is_outside is None else arrived_at[self.is_outside])
 
     def of(self, mine: NDArray[np.int64]) -> "Demand":
-        """Return that of some of the requests; at which rate they come is known by them alone."""
+        """Return the demand of some requests, whose rate is estimated from their own arrivals."""
         columns = {name: self.requests[name][mine] for name in _COLUMNS}
         is_outside = None if self.is_outside is None else self.is_outside[mine]
         return Demand(columns, None, is_outside)
@@ -164,16 +164,16 @@ _COLUMNS = ("arrived_at", "scheduled_at", "first_token_at", "ended_at", "prompt_
 
 
 def balance(demand: Demand, replicas: NDArray[np.int32] | None = None) -> Balance:
-    """Return what arrives beside what is done; of one replica if that is overloaded by itself.
+    """Return the balance of all replicas; or of one of them if that one is overloaded by itself.
 
     Args:
-        replicas: Which replica answered each request; None if they are not told apart.
+        replicas: The replica that answered each request; None if not to be told apart.
     """
     whole = _balance(demand)
     if replicas is None or whole.excess() > 0:
         return whole
     rows = np.split(np.argsort(replicas, kind="stable"), np.cumsum(np.bincount(replicas))[:-1])
-    # Most have no queue, and need not be looked at any further.
+    # Most replicas have no queue, and need no closer look.
     each = [_balance(part) for part in map(demand.of, rows) if _queue_grows(part)]
     worst = max(each, key=lambda found: found.excess(_ONE_OF_MANY), default=whole)
     return worst if worst.excess(_ONE_OF_MANY) > 0 else whole
@@ -188,7 +188,7 @@ def _balance(demand: Demand) -> Balance:
     waiting = _waiting(demand, at)
     is_busy = present >= min(_BUSY * present.max(), np.sort(present)[-_LEAST_BUSY])
     prompts, outputs = _PROMPT * requests["prompt_len"], 1.0 * requests["output_len"]
-    # Where different servers do the two kinds of work, the one that is behind counts.
+    # Where pools do the two kinds of work, the one that is further behind counts.
     parts = [(prompts, outputs)]
     if demand.decode_waits is not None:
         parts = [(prompts, 0.0 * outputs), (0.0 * prompts, outputs)]
@@ -209,7 +209,7 @@ def _proves_nothing(outside: Floats) -> bool:
 
 
 def _queue_grows(demand: Demand) -> bool:
-    """Return whether those that wait became more; nothing is overloaded where they did not."""
+    """Return whether waiting requests became more, without which nothing is overloaded."""
     outside = demand.outside
     if _proves_nothing(outside):
         return False
@@ -218,7 +218,7 @@ def _queue_grows(demand: Demand) -> bool:
 
 
 def _waiting(demand: Demand, at: Floats) -> Floats:
-    """Return how many wait, mean of each period between instants."""
+    """Return how many requests wait, as the mean of each period between the instants `at`."""
     waiting: Floats = np.sum([_mean_inside(spans, at) for spans in demand.waits], axis=0)
     return waiting
 
@@ -226,7 +226,7 @@ def _waiting(demand: Demand, at: Floats) -> Floats:
 def _offered(
     demand: Demand, prompts: Floats, outputs: Floats, at: Floats, is_busy: NDArray[np.bool_]
 ) -> tuple[float, float]:
-    """Return the work that arrives over what is done in busy periods, and its standard error."""
+    """Return work arriving / work done in busy periods, and the standard error of this ratio."""
     outside, requests = demand.outside, demand.requests
     gaps, work = np.diff(outside), prompts + outputs
     gap, spread = float(gaps.mean()), float(gaps.std() / gaps.mean())
@@ -247,30 +247,30 @@ def _offered(
 
 
 def _rise(values: Floats) -> float:
-    """Return by how much a line fitted through values rises from the first to the last."""
+    """Return the rise of a fitted line from the first value to the last."""
     return float(np.polyfit(np.linspace(-0.5, 0.5, len(values)), values, 1)[0])
 
 
 def _done(spans: Spans, work: Floats, at: Floats) -> Floats:
-    """Return the work done by some instants, each evenly over its span."""
+    """Return the work done until each instant; the work of a span is done evenly over it."""
     begin, end = spans
-    end = np.maximum(end, begin + 1e-5 * (at[-1] - at[0]))  # so that sums lose no digits
+    end = np.maximum(end, begin + 1e-5 * (at[-1] - at[0]))  # so that sums keep their digits
     pace = work / (end - begin)
     return _ramps(begin, pace, at) - _ramps(end, pace, at)
 
 
 def _mean_inside(spans: Spans, at: Floats) -> Floats:
-    """Return how many of the spans are open, mean of each period between instants."""
+    """Return how many spans are open, as the mean of each period between the instants `at`."""
     one = np.ones(len(spans[0]))
     inside = _ramps(spans[0], one, at) - _ramps(spans[1], one, at)
     return np.diff(inside) / np.diff(at)
 
 
 def _ramps(begin: Floats, slopes: Floats, at: Floats) -> Floats:
-    """Return the sum, at some instants, of lines that rise from 0 where they begin."""
-    order = np.argsort(begin, kind="stable")  # they are next to in order
+    """Return the sum of ramps at each instant; each is 0 until `begin`, then rises."""
+    order = np.argsort(begin, kind="stable")  # already next to in order
     begin, slopes = begin[order], slopes[order]
-    del order  # what is no longer needed goes: of a million requests here is the most memory
+    del order  # freed early: memory peaks here with a million requests
     places = np.searchsorted(begin, at)
     found: Floats = _sums(slopes)[places] * at
     slopes *= begin
@@ -278,26 +278,26 @@ def _ramps(begin: Floats, slopes: Floats, at: Floats) -> Floats:
 
 
 def _sums(values: Floats) -> Floats:
-    """Return the sum of the first 0, 1, ... all values."""
+    """Return the sums of the first 0, 1, ... n values, shape (n + 1,)."""
     sums = np.zeros(len(values) + 1)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
-_BATCH = 5  # values averaged before MSER looks at them
+_BATCH = 5  # values that MSER-5 averages into one
 
 
 def warm_up_len(series: Floats) -> int:
     """Return how many values at the beginning of a series are warm-up, by MSER-5.
 
-    The values are averaged by fives, and cut where the standard error of the mean of what is left
-    is smallest, but at most half: then the series may be too short to be steady.
+    The values are averaged in groups of five, and cut where the standard error of the remaining
+    mean is smallest, but at half at most: such a series may be too short to become steady.
     """
     count = len(series) // _BATCH
     if count < 2:
         return 0
     means = series[: count * _BATCH].reshape(count, _BATCH).mean(axis=1)
-    means = means - means.mean()  # so that sums of squares lose no digits
+    means = means - means.mean()  # so that sums of squares keep their digits
     left = np.arange(count, 0, -1)
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     errors = (squares - sums**2 / left) / left**2

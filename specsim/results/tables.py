@@ -1,6 +1,6 @@
-"""RunTables: what all replicas of a run have handed over, put together and indexed by request.
+"""RunTables: the records of all replicas of a run, put together and indexed by request.
 
-A `WeightedSample` gives statistics of values that occur many times each, without spelling them out.
+`WeightedSample` gives statistics of values that occur many times, without repeating them in memory.
 """
 
 from bisect import bisect_right
@@ -29,10 +29,10 @@ _BLOCK = 4096  # rows between two cumulative counts, and rows that are multiplie
 
 
 def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
-    """Return all gaps, in order of their tokens and then of their value.
+    """Return all gaps (`specsim.results.records.GAP_FIELDS`), by their tokens and then by value.
 
-    The gaps of as many tokens stay in order if they are shared out among these, so both per-token
-    latencies can be read off the same rows. All rows are `specsim.results.records.GAP_FIELDS`.
+    Gaps that delivered equally many tokens stay in order when divided by them, so ITL and amortised
+    ITL can both be read off the same rows.
     """
     sizes = np.zeros(1, dtype=np.int64)
     for chunk in chunks:
@@ -48,14 +48,14 @@ def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
             mine = chunk[chunk["tokens"] == tokens]
             group[filled : filled + len(mine)] = mine
             filled += len(mine)
-        # A row has the size of a complex number, and those are sorted by their first half and then
-        # by their second: in place, where an index to sort by would need half as much again.
+        # A row has the size of a complex number, which numpy sorts in place by its first half, then
+        # by its second; sorting by an index would need half as much memory again.
         group.view(np.complex128).sort()
     return rows
 
 
 class _Group:
-    """Gaps in ascending order, each shared out evenly, so that it counts as so many values."""
+    """Gaps of equal tokens, ascending; each is divided into `shares` equal values."""
 
     def __init__(self, rows: NDArray[np.void], shares: int) -> None:
         self._values: NDArray[np.float64] = rows["value"]
@@ -68,30 +68,30 @@ class _Group:
         self.largest = float(self._values[-1] / shares)
 
     def num_up_to(self, limit: float) -> int:
-        """Return how many values are no larger."""
+        """Return how many values are at most `limit`."""
         end = bisect_right(self._values, limit, key=lambda value: value / self._shares)
         block = end // _BLOCK
         rest = self._counts[block * _BLOCK : end].sum(dtype=np.int64)
         return self._shares * (self._before[block] + int(rest))
 
     def spelt_out(self) -> NDArray[np.float64]:
-        """Return every value as often as it counts."""
+        """Return all values, each repeated as often as it occurred."""
         values: NDArray[np.float64] = self._values / self._shares
         return np.repeat(values, self._counts * np.int64(self._shares))
 
     def sums(self, offset: float, power: int) -> Iterable[float]:
-        """Yield parts of the sum of the powers of the values less an offset."""
+        """Yield terms that add up to the sum of (value - offset) ** power over all values."""
         for block in self._blocks:
             terms = (self._values[block] / self._shares - offset) ** power
-            # Not as a product of vectors: what BLAS makes of it depends on its version and the CPU.
+            # Not a dot product: its rounding depends on the version of BLAS and on the CPU.
             yield self._shares * float((terms * self._counts[block]).sum())
 
 
 class WeightedSample:
-    """Gaps, or their shares per token, each as often as it occurred.
+    """Gaps, or their shares per token, each counted as often as it occurred.
 
-    Gaps are as `sorted_gaps` returns them, and none is negative. Where each is shared out among its
-    tokens, it occurs as many times more.
+    `gaps` are as `sorted_gaps` returns them, none negative. With `per_token` a gap of n tokens
+    counts as n values of 1/n of it.
     """
 
     def __init__(self, gaps: NDArray[np.void], *, per_token: bool = False) -> None:
@@ -117,8 +117,8 @@ class WeightedSample:
         return float(np.sqrt(squares / len(self)))
 
     def percentiles(self, percents: Sequence[float]) -> list[float]:
-        """Return what `numpy.percentile` would return of the values spelt out."""
-        if len(self) <= 1 << 18:  # values that are spelt out all the same: 2 MiB, and faster
+        """Return what `numpy.percentile` would return for all values repeated."""
+        if len(self) <= 1 << 18:  # few enough to repeat all values: 2 MiB, and faster
             found: list[float] = np.percentile(self._spelt_out, percents).tolist()
             return found
         return [self._percentile(each) for each in percents]
@@ -134,9 +134,9 @@ class WeightedSample:
         return np.concatenate([group.spelt_out() for group in self._groups])
 
     def _at(self, rank: int) -> float:
-        """Return the value with so many others before it in ascending order.
+        """Return the value that has `rank` others before it in ascending order.
 
-        The bits of a float that is not negative, read as an integer, are in its order. So 63
+        The bits of floats that are not negative, read as integers, have the same order. So 63
         halvings find the smallest float up to which there are more than `rank` values.
         """
         largest = np.float64(max(group.largest for group in self._groups))
@@ -167,25 +167,25 @@ TABLE_FIELDS = record_type(
 
 @dataclass(frozen=True)
 class RunTables:
-    """What happened, by request, by gap between deliveries and by step; times in seconds."""
+    """The results of a run by request, by gap between deliveries and by step; times in seconds."""
 
     requests: NDArray[np.void]
     """Structured, `TABLE_FIELDS`, one row per request in order of its index."""
     gap_chunks: tuple[NDArray[np.void], ...]
-    """Structured, `specsim.results.records.GAP_FIELDS`, as the replicas handed them over."""
+    """Structured, `specsim.results.records.GAP_FIELDS`, in chunks as the replicas recorded them."""
     seconds: NDArray[np.void]
     """Structured, `specsim.results.records.SECOND_FIELDS`, replica after replica."""
     totals: np.void  # one record, `specsim.results.records.TOTAL_FIELDS`, of all replicas
     outcomes: NDArray[np.int64]
-    """Shape (k + 1, k + 1): how many drafts of length i had an accepted length of j."""
-    step_log: StepLog | None  # None if the steps were not kept
-    deliveries: EveryDelivery | None  # None if they were not kept
+    """Number of drafts of length i with accepted length j, shape (k + 1, k + 1)."""
+    step_log: StepLog | None  # None if steps were not kept
+    deliveries: EveryDelivery | None  # None if deliveries were not kept
 
     @property
     def gaps(self) -> NDArray[np.void]:
-        """All of `gap_chunks`, in order of tokens and then of value; sorted anew each time.
+        """All of `gap_chunks`, by tokens and then by value; sorted anew each time.
 
-        They are needed once, and in a run of millions of steps are the largest table of all.
+        They are needed once, and are the largest table of a run of millions of steps.
         """
         return sorted_gaps(self.gap_chunks)
 
@@ -206,7 +206,7 @@ class RunTables:
 
 
 def totals_of(replicas: Sequence[ReplicaRecords]) -> np.void:
-    """Return one record, `specsim.results.records.TOTAL_FIELDS`, of several replicas."""
+    """Return the totals of several replicas, one record, `specsim.results.records.TOTAL_FIELDS`."""
     found = np.zeros(1, dtype=TOTAL_FIELDS)
     for records in replicas:
         for name in TOTAL_FIELDS.names or ():
@@ -218,7 +218,7 @@ def totals_of(replicas: Sequence[ReplicaRecords]) -> np.void:
 
 
 def assemble(replicas: list[ReplicaRecords], deliveries: EveryDelivery | None = None) -> RunTables:
-    """Return the tables of a run."""
+    """Return the tables of a run from the records of all its replicas."""
     requests = np.zeros(sum(len(r.requests) for r in replicas), dtype=TABLE_FIELDS)
     for number, records in enumerate(replicas):
         rows = records.requests["request"]

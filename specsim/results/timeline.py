@@ -1,11 +1,11 @@
-"""What a run did over time, in bins of equal width, and what it spent its time on.
+"""A run over time, in bins of equal width; and how its time divides among kinds of work.
 
-What a step has (batch size, draft length asked for, estimate of alpha) is averaged over the time
-that steps take; what the system has (running and waiting requests) over all time, idle time
-included; and what a step yields (tokens) is counted where the step ends. Shares of `time_use` are
-of the wall clock of all replicas and add up to 1, unlike those of
-`specsim.results.metrics.time_shares`, which count overhead also where asynchronous scheduling hides
-it behind the GPU. Liu et al. (2024), "TurboSpec", fig. 15 and 16.
+Quantities of a step (batch size, draft length asked for, estimate of alpha) are averaged over the
+time that steps take; quantities of the system (running and waiting requests) over all time, idle
+time included; tokens are counted where the step ends. Shares of `time_use` are of the wall clock of
+all replicas and add up to 1, unlike those of `specsim.results.metrics.time_shares`, which count
+overhead in full even where it is hidden behind the GPU. Liu et al. (2024), "TurboSpec", fig. 15 and
+16.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from specsim.results.metrics import Requests, session_spans, short
 class Timeline(RunTable):
     """Binned series of one run, each of shape (n_bins,).
 
-    ``start`` and ``end`` are in s, ``busy_time`` in s, summed over replicas. ``num_steps`` and the
-    tokens of `StepsTable` are sums. ``batch_size``, ``asked_draft_len`` and ``alpha_estimate``
-    are means over the busy time of all replicas, nan where there is none.
+    ``start`` and ``end`` of each bin and ``busy_time``, summed over replicas, are in seconds.
+    ``num_steps`` and the tokens of `StepsTable` are sums. ``batch_size``, ``asked_draft_len`` and
+    ``alpha_estimate`` are means over the busy time of all replicas, NaN without any.
     ``num_running`` and ``num_waiting`` are means over time, summed over replicas. ``acceptance`` is
     accepted over drafted tokens in the window that ends with the bin, ``tokens_per_step`` output
     tokens over deliveries, ``tokens_per_second`` output tokens over the width of the bin.
@@ -68,7 +68,7 @@ def timeline(steps: StepsTable, *, num_bins: int, window: int) -> Timeline:
 
 
 def _levels(steps: StepsTable, edges: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return the time integrals of what lasts as long as a step, summed over replicas."""
+    """Return the time integrals of quantities that hold for a step, summed over replicas."""
     total: dict[str, NDArray[np.float64]] = {}
     for number in steps.replicas:
         mine = steps.of_replica(number)
@@ -90,32 +90,32 @@ def integrals(
 ) -> NDArray[np.float64]:
     """Return the time integral, per bin, of a value that each step holds until the next.
 
-    Steps are of a single replica, and between them the value is 0; the bins' edges are in seconds.
+    `steps` are of a single replica, `edges` in seconds. Between steps the value is 0.
     """
     starts, ends = steps["scheduled_at"], steps.held_until
     areas = np.cumsum(values * (ends - starts))
-    # The integral up to a time is piecewise linear: level while idle, rising within steps.
+    # The integral up to an instant is piecewise linear: level while idle, rising within steps.
     knots = np.stack([starts, ends], axis=1).ravel()
     heights = np.stack([np.concatenate([[0.0], areas[:-1]]), areas], axis=1).ravel()
     return np.diff(np.interp(edges, knots, heights))
 
 
 def _moving_sum(values: NDArray[np.int64], window: int) -> NDArray[np.int64]:
-    """Return the sum over each bin and the ones before it, `window` of them in all."""
+    """Return for each bin the sum over the `window` bins that end with it."""
     sums = np.cumsum(values)
     sums[window:] -= sums[:-window].copy()
     return sums
 
 
 def _ratio(above: NDArray[Any], below: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a ratio, nan where there is nothing to divide by."""
+    """Return the ratio, NaN where the divisor is 0."""
     ratio = np.full(len(above), np.nan)
     np.divide(above, below, out=ratio, where=below > 0)
     return ratio
 
 
 def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
-    """Write timelines as one Parquet table; column ``run`` has the label of each."""
+    """Write timelines, by label, as one Parquet table; column ``run`` has the label."""
     runs = list(timelines.values())
     num_bins = [len(run["start"]) for run in runs]
     names, origins = list(runs[0].columns), list(runs[0].provenance)
@@ -133,12 +133,12 @@ NO_PIPELINES: Mapping[int, float] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class TimeRow:
-    """The time of the steps of some batch sizes."""
+    """How the time of steps with some batch sizes divides."""
 
-    sizes: tuple[int, int]  # first and last batch size, requests; (0, 0) is the time without any
+    sizes: tuple[int, int]  # first and last batch size, requests; (0, 0): no step runs
     num_steps: int
     share: float  # of the time of all replicas, in [0, 1]
-    parts: dict[str, float]  # share of each of `PARTS` in the row's own time; they add up to 1
+    parts: dict[str, float]  # share of each of `PARTS` in the row's time; they add up to 1
 
     @property
     def label(self) -> str:
@@ -151,21 +151,21 @@ class TimeUse:
     """How the time of all replicas divides."""
 
     overall: TimeRow
-    rows: list[TimeRow]  # by batch size, in powers of two; those without a step are left out
+    rows: list[TimeRow]  # by batch size, in powers of two; sizes without a step are absent
     hidden_overhead_share: float
-    """Overhead that the GPU did not wait for, as a share of the time of all replicas."""
+    """Overhead hidden behind the GPU's work, as a share of the time of all replicas."""
 
 
 def time_use(
     steps: StepsTable, num_stages: float, first_shares: Mapping[int, float] = NO_PIPELINES
 ) -> TimeUse:
-    """Return how the time from first to last step divides; replicas without one were idle.
+    """Return how the time from first to last step divides; a replica without steps is idle.
 
-    Of a pipeline it is the time of all stages, each of which has its share of every pass.
+    For a pipeline this is the time of all stages, each of which has its share of every pass.
 
     Args:
-        num_stages: Of all replicas together, one each without a pipeline.
-        first_shares: Share of the first stage, by the number of a replica that is a pipeline.
+        num_stages: Stages of all replicas together; a replica without a pipeline counts as 1.
+        first_shares: The first stage's share of a pass, by number of a replica that is a pipeline.
     """
     overhead = np.concatenate(
         [_waited_for(steps.of_replica(r), first_shares.get(r, 1.0)) for r in steps.replicas]
@@ -190,7 +190,7 @@ def time_use(
 
 
 def _unless_rounding(value: float, whole: float) -> float:
-    """Return a difference, or 0 where it is no more than the rounding error of a sum."""
+    """Return `value`, or 0 if it is within the rounding error of a sum like `whole`."""
     return value if value > 1e-9 * whole else 0.0
 
 
@@ -209,18 +209,18 @@ def _row(
 
 
 def _waited_for(steps: StepsTable, first_stage: float) -> NDArray[np.float64]:
-    """Return, per step of one replica, the overhead during which the GPU had nothing to do.
+    """Return for each step of one replica the overhead during which the GPU was idle, seconds.
 
-    Synchronous scheduling has it after the GPU's work, before the next step is scheduled;
-    asynchronous scheduling before it, as far as the step before has left the GPU, which is that of
-    the first stage.
+    Synchronous scheduling has its overhead after the GPU's work, before the next step is scheduled.
+    Asynchronous scheduling has it before the GPU's work, as far as the previous step has left the
+    (first stage's) GPU.
     """
     gpu_done = steps["started_at"] + first_stage * steps["target_time"]
-    if first_stage == 1:  # else the last stage drafts
+    if first_stage == 1:  # otherwise the last stage drafts
         gpu_done += steps["draft_time"]
     ready = steps["scheduled_at"].copy()
     np.maximum(ready[1:], gpu_done[:-1], out=ready[1:])
-    if first_stage < 1:  # then it waits for tokens of the last stage, and other stages come after
+    if first_stage < 1:  # waits for tokens of the last stage, behind other stages
         begins = np.minimum(steps["started_at"], steps["scheduled_at"] + steps["overhead_time"])
         return np.asarray(np.maximum(begins - ready, 0.0), dtype=np.float64)
     before = np.maximum(steps["started_at"] - ready, 0.0)
@@ -233,14 +233,14 @@ _DRAWN_WINDOW = 10  # bins over which the acceptance is measured, as in `specsim
 
 
 def over_time(steps: StepsTable, own: dict[str, Any], requests: Requests) -> dict[str, Any]:
-    """Return what is kept of a run to draw it, small enough for thousands of runs.
+    """Return the series that reports draw of a run, small enough for thousands of runs.
 
-    ``timeline`` has lists of equal length, None where there is nothing: ``time_s``, ``running`` and
-    ``waiting`` requests, ``kv_usage`` in [0, 1], the ``draft_len`` asked for, and, where their
+    ``timeline`` has lists of equal length, None where there is no value: ``time_s``, ``running``
+    and ``waiting`` requests, ``kv_usage`` in [0, 1], the ``draft_len`` asked for, and, if their
     number changes, ``replicas`` that take requests (``prefill_replicas`` and ``decode_replicas``)
-    and ``sessions`` between their first arrival and their last token. ``breakdown`` has seconds of
-    all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``. Both are empty if the
-    steps took no time.
+    and ``sessions`` between first arrival and last token. ``breakdown`` has the seconds of all
+    replicas: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``. Both are empty if the steps
+    took no time.
     """
     start, end = steps.span
     if end <= start:  # a profile whose steps cost nothing
@@ -265,7 +265,7 @@ def over_time(steps: StepsTable, own: dict[str, Any], requests: Requests) -> dic
 
 
 def scalings(own: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what replicas came to over time, by pool; by "" without pools; empty if fixed."""
+    """Return scaled replicas over time by pool ("" without pools); empty if none scales."""
     if "autoscaling" in own:
         return {"": own["autoscaling"]}
     found: dict[str, dict[str, Any]] = own.get("pools", {}).get("autoscaling", {})
@@ -289,16 +289,16 @@ def _population(
 
 
 class EnginesOfKind(NamedTuple):
-    """Replicas of a run that are alike."""
+    """Replicas of a run with the same engine."""
 
     numbers: range  # in steps.parquet; slots, where replicas are scaled
     num_usable: int  # KV blocks of each that requests can hold
-    mean: float  # how many there were, from the first step on
+    mean: float  # mean number of them, from the first step on
     stage_shares: Sequence[float]
 
 
 def stages_of(engines: Sequence[EnginesOfKind]) -> tuple[float, dict[int, float]]:
-    """Return what `time_use` asks for."""
+    """Return the arguments `num_stages` and `first_shares` of `time_use`."""
     first_shares = {number: each.stage_shares[0] for each in engines for number in each.numbers}
     return sum(each.mean * len(each.stage_shares) for each in engines), first_shares
 
@@ -311,7 +311,7 @@ def engines_of(own: dict[str, Any], start: float) -> list[EnginesOfKind]:
         start: When its first step was scheduled, seconds.
     """
     count, scaled = int(own["replicas"]), scalings(own)
-    usable = int(own["num_gpu_blocks"]) - 1  # vLLM's null block holds nothing
+    usable = int(own["num_gpu_blocks"]) - 1  # vLLM's null block holds no tokens
     pools = own.get("pools", {})
     if "decode_replicas" not in pools:
         mean = sum(_mean_since(start, each) for each in scaled.values()) if scaled else count
@@ -328,7 +328,7 @@ def engines_of(own: dict[str, Any], start: float) -> list[EnginesOfKind]:
 
 
 def _mean_since(start: float, scaling: dict[str, Any]) -> float:
-    """Return how many replicas were paid for in the mean from an instant to the end of the run."""
+    """Return the mean number of replicas paid for, from an instant to the end of the run."""
     counts, seconds = scaling["timeline"], float(scaling["replica_seconds"])
     paid_for = np.sum([counts[state] for state in ("up", "starting", "draining")], axis=0)
     before = float(np.diff(np.minimum([*counts["at"], start], start)) @ paid_for)

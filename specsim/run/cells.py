@@ -1,9 +1,9 @@
-"""Cells: replicas that do not affect one another, each simulated by itself.
+"""Cells: groups of replicas that do not affect one another, each group simulated by itself.
 
-Where the router looks at no replica and nobody waits for an answer, it is known beforehand which
-requests a replica gets. Then a replica is run from its first request to its last, and forgotten,
-before the next one begins; and cells of some replicas each can be run by several processes. What
-comes of a replica depends neither on its cell nor on its process.
+If the router does not look at the replicas and no arrival waits for an answer, the requests of each
+replica are known before the run. Then replicas are simulated one after another, and cells (some
+replicas and their requests) by several processes. The results of a replica depend neither on its
+cell nor on its process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,18 +39,18 @@ from specsim.workload.trace import TraceRequests
 
 
 class Ends:
-    """Counts the requests that have ended, each once, and passes it on each time."""
+    """Counts the requests that have ended, and reports each end to its listeners."""
 
     def __init__(
         self, num_requests: int, on_progress: Callable[[int], None] | None, *, num_before: int = 0
     ) -> None:
         self._has_ended = bytearray(num_requests)
-        self._num_before, self._num_ended = num_before, 0  # in this part of a run
+        self._num_before, self._num_ended = num_before, 0  # of earlier cells, of this cell
         self._on_progress = on_progress
         self.listener: Callable[[int, float], None] | None = None
 
     def tell(self, requests: Ints, at: NDArray[np.float64]) -> None:
-        """Note requests that have ended, in this order, and when."""
+        """Note the requests that ended, in this order, and when (`at`, seconds)."""
         for request, instant in zip(requests.tolist(), at.tolist(), strict=True):
             if self._has_ended[request]:
                 raise InvariantError(f"request {request} has ended twice")
@@ -71,9 +71,9 @@ class Ends:
 
 
 FEWEST = 20_000
-"""Requests of a run that are worth another process."""
+"""A run with no more requests than this is simulated in one process."""
 _SMALL, _LARGE = 10_000, 50_000
-"""Requests of a cell: fewer take more time, more take more memory at a time."""
+"""Requests in one cell: with fewer the run takes longer, with more it needs more memory at once."""
 
 
 def why_whole(
@@ -101,7 +101,7 @@ def why_whole(
 
 @dataclass(frozen=True)
 class Kept:
-    """What a run records, and whether its invariants are checked."""
+    """What a run records: steps, deliveries; and whether invariants are checked after each step."""
 
     steps: bool
     deliveries: bool
@@ -109,7 +109,7 @@ class Kept:
 
 
 class _Cell(NamedTuple):
-    """Some replicas, and the requests that they get."""
+    """Some replicas of a run, and the requests that are routed to them."""
 
     experiment: Experiment
     deployment: Deployment
@@ -118,15 +118,15 @@ class _Cell(NamedTuple):
     numbers: Ints  # shape (n,): index of each of these requests in the run
     rows: list[Ints]  # of each replica: places of its requests in `requests`
     arrived_at: NDArray[np.float64]  # when each reaches the engine, seconds
-    delays: NDArray[np.float64]  # what it took for that, seconds
+    delays: NDArray[np.float64]  # time from the client to the engine, seconds
     origin: float
     kept: Kept
-    is_whole: bool  # whether the run has no other requests
+    is_whole: bool  # whether these are all requests of the run
 
 
 class _Outcome(NamedTuple):
     first_replica: int
-    shares: list[Share]  # what each of its replicas has recorded
+    shares: list[Share]  # records of each replica of the cell
     numbers: Ints
     deliveries: Deliveries | None
 
@@ -140,9 +140,9 @@ def run_cells(
     backend: Backend | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[ReplicaRecords], EveryDelivery | None]:
-    """Return what all replicas of such a run record, and its deliveries if they are kept.
+    """Return the records of all replicas, and the deliveries of the run if they are kept.
 
-    In processes of `backend`, or in this one. Raises the error of the first cell that has one.
+    The cells run in processes of `backend`, or in this process. Raises the first error of any cell.
     """
     records = _records(deployment, kept, experiment.num_engines)
     cells = _cells(experiment, deployment, requests, kept)
@@ -177,7 +177,7 @@ def _run_here(
     kept: Kept,
     on_progress: Callable[[int], None] | None,
 ) -> EveryDelivery | None:
-    """Run one cell after the other, and let replicas write into what the run records."""
+    """Run one cell after another; the replicas write directly into the records of the run."""
     file, num_ended = DeliveryFile(), 0
     for cell in cells:
         ends = Ends(len(cell.numbers), on_progress, num_before=num_ended)
@@ -204,7 +204,7 @@ def _cells(
     experiment: Experiment, deployment: Deployment, requests: Sequence[Request], kept: Kept
 ) -> Iterator[_Cell]:
     columns, front = Columns.of(requests), deployment.front(experiment.num_engines, len(requests))
-    order = np.argsort(columns.arrived_at, kind="stable")  # a program may give them in any
+    order = np.argsort(columns.arrived_at, kind="stable")  # programs may give any order
     arrivals, lens = columns.arrived_at[order].tolist(), columns.prompt_lens[order].tolist()
     sent = zip(arrivals, order.tolist(), lens, strict=True)
     reached = np.fromiter(instants(sent, front), dtype=[("request", "<i8"), ("at", "<f8")])
@@ -244,7 +244,7 @@ def _taken(requests: Sequence[Request], numbers: Ints) -> Sequence[Request]:
 
 
 class _Unseen(Sequence[ReplicaView]):
-    """Replicas that can be counted only, for a router that has said that it looks at none."""
+    """Replicas that can only be counted, for a router with ``looks_at_replicas = False``."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -281,7 +281,7 @@ def _run_apart(cell: _Cell) -> _Outcome:
 def _run_cell(
     cell: _Cell, records: list[ReplicaRecords], deliveries: Deliveries | None, ends: Ends
 ) -> None:
-    """Run the replicas of a cell, one after the other, each of which fills its records."""
+    """Run the replicas of a cell, one after another; each fills its own records."""
     deployment = cell.deployment
     requests = cell.requests
     if not (isinstance(requests, TraceRequests) and requests.has_lengths_only):

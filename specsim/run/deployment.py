@@ -1,7 +1,7 @@
 """Deployment: an experiment's engine, resolved against its profile and hardware.
 
-Everything that vLLM would find out when it starts: which limits apply on this GPU, how many KV
-blocks fit, whether steps are scheduled asynchronously, and what a step costs.
+It holds what vLLM would find out when it starts: which limits apply on this GPU, how many KV blocks
+fit, whether steps are scheduled asynchronously, and how long a step takes.
 """
 
 import re
@@ -47,9 +47,9 @@ _SINCE_HOPPER = re.compile(r"\bH[12]\d|B[23]00|Blackwell")  # compute capabiliti
 
 
 def gpus_of(engines: Iterable[tuple[Profile, Any]]) -> Counter[str]:
-    """Return how many GPUs of which kind some engines have, so many of each profile.
+    """Return how many GPUs of each kind some engines need; `engines` are (profile, count) pairs.
 
-    A number of engines may be a fraction: where they are scaled, it is a mean.
+    A count may be a fraction: the mean over time of scaled replicas.
     """
     found: Counter[str] = Counter()
     for profile, number in engines:
@@ -59,7 +59,7 @@ def gpus_of(engines: Iterable[tuple[Profile, Any]]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A server that could be started."""
+    """A server as vLLM would start it: its engine, profile, policy, costs and memory plan."""
 
     engine: EngineConfig  # with every default filled in
     profile: Profile
@@ -68,9 +68,9 @@ class Deployment:
     max_draft_len: int
     is_async: bool
     costs: StepCosts
-    believed: StepCosts  # by the policy, which may be told otherwise
-    memory: MemoryPlan  # of each GPU
-    layers: LayersOf | None  # as they keep KV entries; None where all keep those of all tokens
+    believed: StepCosts  # the step costs that the policy believes in; may differ from `costs`
+    memory: MemoryPlan  # of one GPU
+    layers: LayersOf | None  # by the KV entries that they keep; None: those of all tokens
 
     def front(self, num_engines: int, num_requests: int) -> Front:
         overhead = self.costs.overhead
@@ -82,15 +82,15 @@ class Deployment:
     def of(
         cls, experiment: Experiment, profile: Profile | None = None, believed: Profile | None = None
     ) -> "Deployment":
-        """Resolve an experiment; of one with pools, the decode pool.
+        """Resolve an experiment; of an experiment with pools, its decode pool.
 
-        A ProfileError if there is no such profile, or it is of another model, or lacks the
-        proposer. A CapacityError if the model does not fit into the GPU's memory. A ConfigError if
+        Raises a ProfileError if there is no such profile, or it is of another model, or lacks the
+        proposer; a CapacityError if the model does not fit into the GPU's memory; a ConfigError if
         two limits contradict each other.
 
         Args:
-            profile: In place of the one that ``experiment.profile`` names.
-            believed: By the policy, if what it is told of step times is not what they are.
+            profile: Used in place of the one that ``experiment.profile`` names.
+            believed: The profile whose step times the policy is given, if they are to be wrong.
         """
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
@@ -136,25 +136,25 @@ class Deployment:
 
     @property
     def knows_confidences(self) -> bool:
-        """Whether it is known in time how sure the drafter is of its tokens."""
+        """Whether the policy sees the drafter's confidences before it chooses draft lengths."""
         drafter = self.proposer
         has_any = drafter is None or (drafter.has_confidence and not drafter.overlaps)
         return has_any and not self.is_async
 
     @property
     def drafter(self) -> Profile | None:
-        """Of a drafter on GPUs of its own, the profile that says how many and which they are."""
+        """The profile of a drafter that runs on GPUs of its own; None for any other drafter."""
         return drafter_profile(self.proposer, self.profile)
 
     @property
     def is_lock_step(self) -> bool:
-        """Whether data-parallel ranks make every forward pass together, as they share experts."""
+        """Whether data-parallel ranks run each forward pass together, as they share experts."""
         ranks = self.engine.data_parallel_size or 1
         return ranks > 1 and load_model(self.profile.model).num_experts > 0
 
     @property
     def decode_len(self) -> int:
-        """Tokens of a decode all of whose drafts are verified."""
+        """Batched tokens of a decode whose drafts are all verified."""
         return _decode_len(self.proposer, self.max_draft_len)
 
     @cached_property
@@ -175,10 +175,10 @@ class Deployment:
         return replace(setup, limits=limits, stages=self.profile.stage_shares)
 
     def loading_limits(self, setup: Setup) -> dict[str, int]:
-        """Return the limits of an engine whose blocks are loaded into, or kept to be read."""
+        """Return the extra limits of an engine that loads KV blocks, or keeps them for a reader."""
         most, blocks = setup.limits["max_num_running"], setup.limits["num_blocks"]
         limits = {
-            # Whoever holds blocks has at least one; some thousands are as good as no limit.
+            # Each holder has at least one block; a few thousand holders are as good as no limit.
             "most_holding": most + min(blocks, max(4 * most, _MOST_HOLDING)),
             "has_connector": 1,
             "defers_frees": int(self.is_async),
@@ -195,7 +195,7 @@ class Deployment:
         return limits
 
     def _check_offloaded(self, kv: KVLayout) -> None:
-        """Raise a ConfigError if KV tiers do not know what to do with some layers."""
+        """Raise a ConfigError if a kind of layer cannot be offloaded to host memory or disk."""
         kinds = {group.kind for group in kv.groups}
         layers = self.engine.kv_groups or ()
         has_own_blocks = any(each.block_size or each.kind == RING for each in layers)
@@ -212,14 +212,14 @@ class Deployment:
 
     @property
     def offloaded_block_bytes(self) -> float:
-        """Memory of one KV block of any group in a tier, over all GPUs of a replica."""
+        """Bytes of one KV block, of any KV group, in host memory, over a replica's GPUs."""
         if self.layers is None:
             return self.engine.block_size * self.token_bytes(with_drafts=True)
         alone = self.memory.block_bytes / self.profile.fullest_share(load_model(self.profile.model))
         return self.profile.tensor_parallel_size * (alone + self.memory.draft_block_bytes)
 
     def token_bytes(self, *, with_drafts: bool) -> float:
-        """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
+        """Return the bytes of one token's KV entries in all layers, over a replica's GPUs."""
         profile, size = self.profile, self.profile.tensor_parallel_size
         model = load_model(profile.model)
         if profile.kv_bytes_per_token is None:
@@ -230,12 +230,12 @@ class Deployment:
         return alone + (drafts if with_drafts else 0.0)
 
     def kv_capacity(self, length: int) -> int:
-        """Return how many tokens the KV cache holds, in sequences of a length."""
+        """Return how many tokens the KV cache holds if every sequence has `length` tokens."""
         in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
         return self.setup.kv.capacity(self.setup.limits["num_blocks"], length, in_flight_tokens)
 
     def blocks_of(self, tokens: int) -> int:
-        """Return how many KV blocks a server has that logs so many tokens of KV cache."""
+        """Return the KV blocks of a server that logs a KV cache of so many `tokens`."""
         length = self.engine.max_model_len or 1
         in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
         return -(-tokens * self.setup.kv.most_blocks(length, in_flight_tokens) // length)
@@ -274,7 +274,7 @@ def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> No
 
 
 def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> Profile:
-    """Return the profile of ranks that share their experts, if the engine has such."""
+    """Return the profile of data-parallel ranks that share experts, if these are such ranks."""
     ranks, is_expert_parallel = engine.data_parallel_size, bool(engine.enable_expert_parallel)
     if not model.num_experts:
         for name in OF_RANKS:
@@ -299,12 +299,13 @@ def _decode_len(proposer: Proposer | None, max_draft_len: int) -> int:
 
 
 def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_len: int) -> Profile:
-    """Return the profile with the CUDA graphs that the engine captures, whose limits are known.
+    """Return the profile with the CUDA graphs that the engine captures, if its limits are known.
 
-    Of vLLM V0, which captured graphs of decodes, it stays as it is unless settings name others.
+    For vLLM V0, which captured graphs of decodes, the profile stays as it is unless settings say
+    otherwise.
 
     Args:
-        decode_len: Tokens of a decode, its drafts among them, for which graphs are captured.
+        decode_len: Batched tokens of one decode, drafts included, for which graphs are captured.
     """
     named = engine.max_cudagraph_capture_size
     most = BLACKWELL_LARGEST if gpu.is_sm100 else USUAL_LARGEST
@@ -330,9 +331,9 @@ def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_le
 
 
 def drafter_profile(proposer: Proposer | None, target: Profile) -> Profile | None:
-    """Return the profile of a drafter with GPUs of its own.
+    """Return the profile of a drafter that runs on GPUs of its own; None for any other drafter.
 
-    A ProfileError if there is none, or its steps are those of a server that drafted itself.
+    Raises a ProfileError if there is no such profile, or its steps include drafting of their own.
     """
     if proposer is None or proposer.apart is None:
         return None
@@ -361,8 +362,8 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
 
 
 def how_to_cost(profile: Profile, key: str, proposer: type[Proposer]) -> str:
-    """Return how a profile gets what drafting takes with a proposer."""
-    is_ours = proposer.__module__.startswith("specsim.")  # `profile build` knows no others
+    """Return the command or edit that adds the drafting cost of a proposer to a profile."""
+    is_ours = proposer.__module__.startswith("specsim.")  # `profile build` knows only these
     if not (proposer.is_model and is_ours):
         return f"a copy of it with `{key}: {{token_us: 20}}` (microseconds) under 'drafts'"
     size = profile.tensor_parallel_size
@@ -390,7 +391,7 @@ def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ..
 
 
 def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> None:
-    """Refuse draft lengths that the profile says nothing of."""
+    """Raise a ProfileError if the policy may choose draft lengths that the profile lacks."""
     known = profile.only_draft_lens
     if known is None:
         return
@@ -408,9 +409,9 @@ def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> N
 
 
 def _saved_unit(engine: EngineConfig, model: ModelShape, gpu: GpuSpec) -> int:
-    """Return to whose multiples blocks are rounded to save states inside a piece; 0: none is.
+    """Return the multiple to which block sizes are rounded to save states inside a chunk; 0: none.
 
-    Kimi-K3 and GLM-5.3-Flash have bounded gates, which FlashKDA wants, and Kimi-Linear has not.
+    Kimi-K3 and GLM-5.3-Flash have bounded gates, which FlashKDA needs; Kimi-Linear has not.
 
     References:
         vLLM 0.33.0 ``layers/mamba/mamba_mixer2.py get_kv_cache_spec``,
@@ -429,7 +430,7 @@ def _saved_unit(engine: EngineConfig, model: ModelShape, gpu: GpuSpec) -> int:
 def _as_held(
     engine: EngineConfig, profile: Profile, model: ModelShape, gpu: GpuSpec
 ) -> EngineConfig:
-    """Return the engine with as many tokens in a block as vLLM gives it."""
+    """Return the engine with the block size that vLLM gives this model, tokens."""
     unit = _saved_unit(engine, model, gpu) if engine.enable_prefix_caching else 0
     size = block_len(profile, model, engine.block_size, unit or 1)
     return engine if size == engine.block_size else engine.model_copy(update={"block_size": size})
@@ -443,7 +444,7 @@ def _kv_layers(
     drafts: tuple[DraftCost, ...],
     proposer: Proposer | None,
 ) -> LayersOf | None:
-    """Return the layers as they keep KV entries: those of the configuration, or of the model."""
+    """Return the layers by the KV entries they keep, from ``engine.kv_groups`` or the model."""
     layers = kv_layers(profile, model, drafts)
     if layers and _saved_unit(engine, model, gpu):
         target = [
@@ -523,7 +524,10 @@ def _limits(
 
 
 def _default_batch(gpu: GpuSpec) -> tuple[int, int]:
-    """Return both limits by vLLM 0.32.0, ``engine/arg_utils.py get_batch_defaults``."""
+    """Return the default max_num_batched_tokens and max_num_seqs of a GPU.
+
+    Source: vLLM 0.32.0 ``engine/arg_utils.py get_batch_defaults``.
+    """
     if gpu.memory_gib >= 160:
         return 16384, 1024
     if gpu.memory_gib >= 70 and "a100" not in gpu.name.lower():

@@ -1,4 +1,4 @@
-"""Draft sources: who drafts for a replica, and what becomes of each draft."""
+"""Draft sources: who drafts for a replica, and how many tokens of each draft are accepted."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _NO_TREE = Tree(())
 
 @dataclass(eq=False)
 class TableDrafts(DraftSource):
-    """A model's drafts: all that is known of them lies in the table of fates."""
+    """Drafts of a model, whose accepted lengths are known from a table before the run."""
 
-    table: Fates  # of all requests, end to end
+    table: Fates  # accepted lengths of all requests, end to end
     starts: Ints  # where those of each request begin, shape (n + 1,)
-    luck: DraftLuck | None = None  # for a policy that looks at confidences
+    luck: DraftLuck | None = None  # for a policy that uses confidences
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         assert self.luck is not None
@@ -38,7 +38,7 @@ class TableDrafts(DraftSource):
         return None if self.luck is None else StatedTables(*self.luck.stated)
 
     def fates(self, requests: Ints, positions: Ints) -> Ints:
-        """Return how long drafts survive that are made at some positions, tokens."""
+        """Return the accepted length of the longest draft at each position, tokens."""
         at = self.starts[requests] + positions
         is_inside = (positions >= 0) & (at < self.starts[requests + 1])
         fates: Ints = np.where(is_inside, self.table.take(at, mode="clip"), 0).astype(np.int64)
@@ -46,13 +46,13 @@ class TableDrafts(DraftSource):
 
 
 class _OneByOne(DraftSource):
-    """A source that settles its drafts one by one."""
+    """A source that works out the accepted length of one draft at a time."""
 
     verifies = True
 
     @abstractmethod
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
-        """Return how much of the first tokens of a request's last draft is accepted."""
+        """Return how many of the first tokens of the request's last draft are accepted."""
 
     def accepted_lens(self, step: StepView) -> Ints:
         lens = [self.accepted_len(*row) for row in step.each("verified_len")]
@@ -60,7 +60,7 @@ class _OneByOne(DraftSource):
 
 
 class _Grown(NamedTuple):
-    """What a drafter would say of tokens after those of some sequences."""
+    """The confidences of candidate tokens after given paths, for some sequences."""
 
     luck: CandidateLuck
     requests: Ints
@@ -72,17 +72,17 @@ class _Grown(NamedTuple):
 
 @dataclass(eq=False)
 class TreeDrafts(DraftSource):
-    """Drafts that are trees."""
+    """Token trees as drafts: the accepted path is found from the rank of each true token."""
 
     verifies = True
 
     luck: CandidateLuck
     _trees: dict[int, Tree] = field(default_factory=dict, init=False)
     """Shape of the last draft of each request."""
-    _paths: dict[int, Path] = field(default_factory=dict, init=False)  # what was accepted of it
+    _paths: dict[int, Path] = field(default_factory=dict, init=False)  # accepted path of that draft
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return none: of trees `candidates` tells."""
+        """Return an empty array: for trees, `candidates` gives the confidences."""
         return _NO_CONFIDENCES
 
     def candidates(self, requests: Ints, positions: Ints) -> _Grown:
@@ -122,18 +122,18 @@ class TreeDrafts(DraftSource):
 
 @dataclass(eq=False)
 class LookupDrafts(_OneByOne):
-    """Drafts that a lookup makes of token ids, verified against the recorded answers.
+    """Drafts that a lookup finds in token ids, verified against the recorded outputs.
 
-    Drafts are made at their full length; the policy decides how much of each is kept. So every
-    policy, the oracle too, chooses among the same drafts.
+    The lookup always drafts its full length, and the policy decides how much of each draft is kept,
+    so that every policy, the oracle too, chooses among the same drafts.
     """
 
     looks_up = True
 
-    lookup: Lookup  # this replica's own
+    lookup: Lookup  # each replica has its own
     max_draft_len: int
     requests: Sequence[Request]  # of the run, by index
-    fates: Fates  # this replica's own, of all requests end to end, filled in as drafts are made
+    fates: Fates  # this replica's accepted lengths, end to end; filled in as drafts are made
     starts: Ints  # where those of each request begin, shape (n + 1,)
     _texts: dict[int, Text] = field(default_factory=dict, init=False)
     _drafts: dict[int, Draft] = field(default_factory=dict, init=False)
@@ -141,10 +141,10 @@ class LookupDrafts(_OneByOne):
     _has_trees: bool = field(default=False, init=False)
 
     def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
-        """Draft for every sequence that emits a token, and settle what will be accepted.
+        """Draft for every sequence that emits a token, and work out what will be accepted.
 
-        A request whose answer ends with this step is drafted for as well, since the drafter cannot
-        know (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
+        A request whose output ends with this step gets a draft as well, because the drafter cannot
+        know that it ends (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
         """
         lens = np.zeros(step.size, dtype=np.int64)
         requests, positions = step.requests, step.output_lens + emitted_lens
@@ -157,7 +157,7 @@ class LookupDrafts(_OneByOne):
         return lens
 
     def draft(self, request: int, position: int) -> Draft:
-        """Tell the lookup what is known by now, and return what it makes of it."""
+        """Show the lookup the tokens that are known by now, and return its draft."""
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = self.requests[request].text
@@ -168,7 +168,7 @@ class LookupDrafts(_OneByOne):
         return draft
 
     def settle(self, request: int, position: int, draft: Draft) -> None:
-        """Enter how much of a draft the recorded answer confirms."""
+        """Store the accepted length of a draft, found by comparing it with the recorded output."""
         if len(draft.token_ids) and position < self.requests[request].output_len:
             accepted_len = self._accepted_len(request, position, draft)
             self.fates[self.starts[request] + position] = accepted_len
@@ -179,7 +179,7 @@ class LookupDrafts(_OneByOne):
         return draft.accepted_len(text.token_ids[start : start + len(draft.token_ids)])
 
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
-        """Return how much of the first tokens the recorded answer confirms."""
+        """Return how many of the first `draft_len` tokens agree with the recorded output."""
         if not draft_len:
             return 0
         if self._has_trees:
@@ -192,7 +192,7 @@ class LookupDrafts(_OneByOne):
         return min(draft_len, int(self.fates[self.starts[request] + position]))
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return how sure the lookup is of each token of the last drafts, by its statistics."""
+        """Return the lookup's confidence in each token of the last drafts, by its statistics."""
         width = int(draft_lens.max(initial=0))
         reached = np.zeros((len(draft_lens), width), dtype=np.float32)
         rows = zip(reached, requests.tolist(), draft_lens.tolist(), strict=True)
@@ -205,7 +205,7 @@ class LookupDrafts(_OneByOne):
         return np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
 
     def end(self, request: int) -> None:
-        """Forget a request that has ended; its answer may go on serving others."""
+        """Forget a request that has ended; its output may still serve other requests' drafts."""
         if self._texts.pop(request, None) is not None:
             self.lookup.end(request)
             self._drafts.pop(request, None)
@@ -213,22 +213,22 @@ class LookupDrafts(_OneByOne):
 
 @dataclass(eq=False)
 class HybridDrafts(_OneByOne):
-    """A lookup, which always drafts, and another source where the policy has no use for that."""
+    """A lookup that always drafts, and a fallback for drafts of the lookup that are not used."""
 
     looks_up = True
     has_fallback = True
 
     lookup: LookupDrafts
-    fallback: LookupDrafts | None  # None: a model whose fates lie in a table
-    model_len: int  # how much the model drafts, tokens
+    fallback: LookupDrafts | None  # None: a model, whose accepted lengths are in `model_fates`
+    model_len: int  # draft length of the model, tokens
     model_fates: Fates
-    fates: Fates  # those of the lookup; what the model's drafts become is entered there
+    fates: Fates  # accepted lengths of the lookup's drafts; those of the model are copied in
     starts: Ints  # where the fates of each request begin, shape (n + 1,)
     _falls_back: dict[int, bool] = field(default_factory=dict, init=False)
     """Whether the fallback made the last draft of each request."""
 
     def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
-        """Let the lookup draft for every sequence, and the fallback where that is not used."""
+        """Let the lookup draft for every sequence, and the fallback where it is not used."""
         lens = np.zeros(step.size, dtype=np.int64)
         requests, positions = step.requests.tolist(), (step.output_lens + emitted_lens).tolist()
         places = np.flatnonzero(step.emits).tolist()

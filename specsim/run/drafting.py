@@ -1,4 +1,4 @@
-"""Drafting: what survives of every draft of a run, settled before it begins, and who drafts."""
+"""Drafting: what is accepted of every draft, drawn before the run begins; and who drafts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -42,20 +42,20 @@ from specsim.run.deployment import Deployment
 from specsim.run.draft_sources import HybridDrafts, LookupDrafts, TableDrafts, TreeDrafts
 from specsim.run.experiment import Experiment
 
-_CHUNK = 128  # requests whose survival tables are made at once, so that they stay in the cache
+_CHUNK = 128  # requests whose survival tables are made at once, so that these stay in the CPU cache
 
 
 class Drafting:
-    """What survives of every draft of a run, settled before it begins.
+    """The accepted length of every draft of a run, drawn before the run begins.
 
-    A TraceError if a request lacks what the acceptance model or the policy needs.
+    Raises a TraceError if a request lacks what the acceptance model or the policy needs.
     """
 
     facts: Facts
     survival_lens: NDArray[np.uint8]
-    """Accepted length of a draft of each drafter, by output position, end to end."""
+    """Accepted length of the longest draft at each output position, drafter after drafter."""
     _drafters: list[tuple[Acceptance, Luck]]
-    _proposer: Proposer  # this and the next only if anything is ever drafted
+    _proposer: Proposer  # set, like `_acceptance`, only if anything is ever drafted
     _acceptance: Acceptance
     _verifies_tokens = False
     _draft_luck: DraftLuck | None = None
@@ -163,7 +163,7 @@ class Drafting:
 
     @property
     def _max_path_len(self) -> int:
-        """Most tokens that one draft can bring."""
+        """The most draft tokens that can be accepted in one step."""
         if isinstance(self._deployment.policy, DraftsTrees):
             return self._experiment.num_speculative_tokens
         return self._deployment.max_draft_len
@@ -201,9 +201,9 @@ class Drafting:
         return RankTables(ranks, np.array(levels, dtype=np.uint8).reshape(shape))
 
     def start(self, replica: int) -> Speculation:
-        """Return the speculation of one replica, with fresh memories."""
+        """Return the speculation of one replica: its policy and draft source, with new memories."""
         deployment, survival_lens = self._deployment, self.survival_lens
-        if self._verifies_tokens:  # they are found out as the run goes on
+        if self._verifies_tokens:  # found out by comparing tokens during the run
             survival_lens = np.zeros(self.facts.num_outputs, dtype=np.uint8)
         return Speculation(
             policy=deployment.policy,
@@ -219,7 +219,7 @@ class Drafting:
 
     @cached_property
     def _alike(self) -> ServerView:
-        """What is known of every server; there may be thousands, so that it is worked out once."""
+        """The `ServerView` that all replicas share; made once, as there may be thousands."""
         return server_view(self._experiment, self._deployment)
 
     def _server(self, replica: int, survival_lens: NDArray[np.uint8]) -> ServerView:
@@ -234,20 +234,20 @@ class Drafting:
         )
 
     def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:
-        """Return what a replica shares with the run; `rest` is whom it tells what happens."""
+        """Return what a replica shares with the run; `rest` are the callbacks of `Wiring`."""
         fates = self.survival_lens if len(self.survival_lens) else None
         return Wiring(self.facts, records, fates, self.offers, **rest)
 
     @property
     def offers(self) -> NDArray[np.uint8] | None:
-        """What the proposer comes up with at every output position, if that is in a table."""
+        """The draft length that the proposer finds at each position; None without a table."""
         memory = self._proposer_memory
         if memory is None or not offers_by_table(self._proposer):
             return None
         return np.frombuffer(b"".join(memory), dtype=np.uint8)
 
     def _source(self, survival_lens: NDArray[np.uint8]) -> DraftSource | None:
-        """Return who drafts for one replica; replicas share no tree."""
+        """Return the draft source of one replica; replicas share no lookup."""
         if not self._drafters:
             return None
         starts, parts = self.facts.starts, self._proposer.parts
@@ -270,7 +270,7 @@ class Drafting:
         )
 
     def _lookup(self, part: Proposer, survival_lens: NDArray[np.uint8]) -> LookupDrafts | None:
-        """Return the lookup of one part of a proposer; None if that is a model."""
+        """Return the lookup of one part of a proposer; None if that part is a model."""
         lookup = part.make_lookup()
         if lookup is None or not self._acceptance.of_drafter(part.cost_keys[0]).verifies_tokens:
             return None
@@ -279,11 +279,11 @@ class Drafting:
 
 
 def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0) -> ServerView:
-    """Return what a policy knows of a server, whose step times it has been told."""
+    """Return what a policy knows of its server, with the step times that it believes in."""
     slo, costs = experiment.slo, deployment.believed
     alone = StepLoad(512, 1, 1)
     target_time = costs.target_time(alone)
-    # Most policies ask for neither, and what they need takes longer than to set up a small run.
+    # Few policies ask for either, and making them takes longer than setting up a small run.
     quick = cache(lambda: quick_step_time(costs))
     plain = cache(lambda: quick_step_time(replace(costs, drafts=(), expands_batch=False)))
     return ServerView(
@@ -308,7 +308,7 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
 
 
 def _policy_rng(experiment: Experiment, replica: int) -> np.random.Generator:
-    """Return the luck of a replica's policy."""
+    """Return the random generator of a replica's policy."""
     return generator(experiment.seed, "policy", str(replica))
 
 

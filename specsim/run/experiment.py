@@ -47,7 +47,7 @@ _ADAPTIVE = ("eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark")
 
 
 def check_fields(policy: Policy, proposer: Proposer, engine: EngineConfig) -> None:
-    """Refuse fields of ``speculative_config`` that say another policy, or that vLLM refuses."""
+    """Refuse fields of ``speculative_config`` that contradict the policy, or that vLLM refuses."""
     is_adaptive = proposer.enable_adaptive_verification
     said = {
         "num_speculative_tokens_per_batch_size": (
@@ -73,7 +73,7 @@ def check_fields(policy: Policy, proposer: Proposer, engine: EngineConfig) -> No
 
 
 def check_model(policy: Policy, acceptance: Acceptance) -> None:
-    """Refuse a policy that knows the state of a model, where there is none."""
+    """Refuse a policy that knows the acceptance model's state if that model has no state."""
     if isinstance(policy, KnowsModel) and not acceptance.has_model:
         raise ValueError(
             f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
@@ -82,12 +82,12 @@ def check_model(policy: Policy, acceptance: Acceptance) -> None:
 
 
 def check_rejection(proposer: Proposer, acceptance: Acceptance, vllm_version: str) -> None:
-    """Refuse a rule of rejection that the acceptance model is not of, or the engine has not."""
+    """Refuse a rejection rule that the acceptance model or the vLLM version does not have."""
     method = proposer.rejection_sample_method
     if method is None:
         return
     place = f"engine.speculative_config.rejection_sample_method = {method}"
-    # What was measured token by token holds for blocks, which reject no more.
+    # Token-wise acceptance also holds for block verification, which rejects no more.
     fitting: dict[str, set[str | None]]
     fitting = {"standard": {None}, "block": {None, "block"}, "fly": {"fly"}}
     if others := acceptance.rules - fitting[method]:
@@ -105,7 +105,7 @@ def check_rejection(proposer: Proposer, acceptance: Acceptance, vllm_version: st
 
 
 def check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
-    """Refuse to compare tokens that nobody knows, and to draft tokens that nobody compares."""
+    """Refuse a comparison of real tokens for drafts without any, and real drafts without it."""
     models = [model_of(acceptance, part.cost_keys[0]) for part in proposer.parts]
     for drafter, model in zip(proposer.parts, models, strict=True):
         if model.verifies_tokens and not drafter.has_lookup():
@@ -124,23 +124,23 @@ def check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
 
 
 ALLOWS_LARGE = "SPECSIM_LARGE"
-"""Environment variable that lets runs of any size begin, as ``specsim --large`` sets it."""
+"""Environment variable that lifts the limits on the size of a run, as ``specsim --large`` does."""
 
 _MOST_REQUESTS = 10_000_000
 _MOST_REPLICAS = 10_000
 _MOST_TOKENS = 20_000_000_000
-MOST_LOOKS = 100_000  # some 3 s
+MOST_LOOKS = 100_000  # which take some 3 s
 
 # One CPU core and benchmarks/W3 and W4, 2026-11-22: 4.7 s and 377 MiB for 300,000 requests.
 _REQUEST_BYTES, _REQUEST_SECONDS = 900, 15e-6
 _TOKEN_SECONDS = 2e-8
-_REPLICA_BYTES, _REPLICA_SECONDS = 1_700_000, 0.5e-3  # of 300 on one clock, 2026-11-30
+_REPLICA_BYTES, _REPLICA_SECONDS = 1_700_000, 0.5e-3  # of 300 replicas on one clock, 2026-11-30
 
 
 def check_size(experiment: "Experiment") -> None:
     """Raise a ConfigError, with an estimate of time and memory, for a run of unusual size.
 
-    Traces are as long as their files, and are not counted.
+    A trace is as long as its file, and its requests are not checked.
     """
     is_recorded = isinstance(experiment.workload.arrivals, TraceReplay)
     if is_on(ALLOWS_LARGE) or (is_recorded and experiment.num_engines <= _MOST_REPLICAS):
@@ -159,12 +159,12 @@ def check_size(experiment: "Experiment") -> None:
 
 
 def most_looks() -> float:
-    """Return how often an autoscaler may look at the replicas of a run."""
+    """Return how often an autoscaler may decide in one run."""
     return inf if is_on(ALLOWS_LARGE) else MOST_LOOKS
 
 
 def estimated_seconds(experiment: "Experiment") -> float:
-    """Return about how long a run takes, seconds of one CPU core."""
+    """Return the estimated time of a run on one CPU core, seconds."""
     workload = experiment.workload
     seconds = workload.expected_requests * _REQUEST_SECONDS
     seconds += experiment.num_engines * _REPLICA_SECONDS
@@ -172,34 +172,34 @@ def estimated_seconds(experiment: "Experiment") -> float:
 
 
 def as_time(seconds: float) -> str:
-    """Return a time in a unit that suits it."""
+    """Return a time in seconds as text, in a unit that suits its size."""
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:,.3g} {unit}"
     return f"{seconds:.0f} seconds"
 
 
-_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")  # endings, before .gz, too
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")  # of tables; .gz may follow
 
 POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
 
 
 class PoolConfig(Settings):
-    """The replicas of one pool; what is left out is that of the experiment."""
+    """The replicas of one pool; a field that is left out has the value of the experiment."""
 
     replicas: int = Field(default=1, ge=1, le=1_000_000)
     profile: str | None = None
-    """Name in ``profiles/``, or path of a YAML file; of the same model."""
+    """Name in ``profiles/``, or path of a YAML file; must be of the experiment's model."""
     engine: EngineConfig | None = None
     """Settings that differ from those of the experiment."""
     routing: Annotated[Router, ROUTING] | None = None
     autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
-    """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
-    more, are there from the beginning."""
+    """Scales the number of replicas with the load. The run begins with `replicas`, or with
+    `min_replicas` if that is more."""
 
     @field_serializer("engine", mode="wrap")
     def _as_said(self, engine: EngineConfig | None, write: SerializerFunctionWrapHandler) -> Any:
-        """Write what was said only: a default would take the place of the experiment's value."""
+        """Write only the options that were given: a default would override the experiment."""
         if engine is None:
             return None
         written = write(engine)
@@ -212,13 +212,13 @@ class PoolConfig(Settings):
 
     @property
     def num_started(self) -> int:
-        """Replicas that are there from the beginning."""
+        """Number of replicas at the beginning of the run."""
         scaler = self.autoscaling
         return self.replicas if scaler is None else started_by(scaler, self.replicas)
 
 
 class PoolsConfig(Settings):
-    """Prompts are computed by one pool of replicas and answered by another."""
+    """Two pools of replicas: one computes the prompts, the other decodes the answers."""
 
     prefill: PoolConfig = PoolConfig()
     decode: PoolConfig = PoolConfig()
@@ -245,24 +245,24 @@ class Experiment(Settings):
     """Name in ``profiles/``, such as ``h100/llama-3.1-8b``, or path of a YAML file."""
     engine: EngineConfig = EngineConfig()
     policy: Annotated[Policy, POLICIES] | None = None
-    """By default what ``speculative_config`` says: a fixed k, its batch-size schedule, or off."""
+    """By default given by ``speculative_config``: a fixed k, its batch-size schedule, or off."""
     acceptance: Annotated[Acceptance, ACCEPTANCE] | None = None
-    """Needed as soon as anything is drafted."""
+    """Required if anything is drafted."""
     replicas: int = Field(default=1, ge=1, le=1_000_000)
     pools: PoolsConfig | None = None
-    """In place of `replicas`: some compute prompts, others answer."""
+    """In place of `replicas`: one pool computes the prompts, another decodes."""
     routing: Annotated[Router, ROUTING] = RoundRobin()
     autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
-    """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
-    more, are there from the beginning."""
+    """Scales the number of replicas with the load. The run begins with `replicas`, or with
+    `min_replicas` if that is more."""
     incidents: tuple[Incident, ...] | None = None
-    """Failures and slow-downs of replicas; with autoscaling, of the slots that they are in."""
+    """Failures and slow-downs of replicas; with autoscaling, they name slots."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     slo: Slo | None = None
 
     @property
     def effective_policy(self) -> Policy:
-        """The policy, or what ``speculative_config`` says in its place."""
+        """The policy, or the one that ``speculative_config`` implies if none is given."""
         if self.policy is not None:
             return self.policy
         proposer = self.engine.speculative_config
@@ -278,7 +278,7 @@ class Experiment(Settings):
 
     @property
     def max_draft_len(self) -> int:
-        """Longest draft of the run, tokens; 0 without speculation."""
+        """Longest draft that the policy may ask for, tokens; 0 without speculation."""
         policy, most = self.effective_policy, self.num_speculative_tokens
         longest = policy.max_draft_len(most)
         is_right = is_whole(longest) and 0 <= longest <= max(most, MAX_DRAFT_LEN)
@@ -288,7 +288,7 @@ class Experiment(Settings):
 
     @property
     def num_speculative_tokens(self) -> int:
-        """The limit that ``speculative_config`` sets, tokens; 0 without it."""
+        """``num_speculative_tokens`` of ``speculative_config``, tokens; 0 without speculation."""
         proposer = self.engine.speculative_config
         return proposer.num_speculative_tokens if proposer else 0
 
@@ -316,13 +316,13 @@ class Experiment(Settings):
         check_rejection(proposer, self.acceptance, self.engine.vllm_version)
         check_tokens(proposer, self.acceptance)
         check_model(policy, self.acceptance)
-        _ = self.max_draft_len  # raises if the policy exceeds the limit
+        _ = self.max_draft_len  # raises if the policy exceeds num_speculative_tokens
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _balance_ranks(cls, data: Any) -> Any:
-        """Balance requests over data-parallel ranks as vLLM does, unless something else is said."""
+        """Balance requests over data-parallel ranks as vLLM does, unless a router is given."""
         engine = data.get("engine") if isinstance(data, dict) else None
         if isinstance(engine, EngineConfig):
             ranks: Any = engine.data_parallel_size
@@ -334,7 +334,7 @@ class Experiment(Settings):
 
     @property
     def num_engines(self) -> int:
-        """Schedulers with a KV cache of their own: replicas, slots for them, or parallel ranks."""
+        """Number of schedulers with a KV cache each: replicas, slots or data-parallel ranks."""
         if self.pools is not None:
             return self.pools.slots
         if self.autoscaling is not None:
@@ -349,7 +349,7 @@ class Experiment(Settings):
 
     @property
     def scalers(self) -> dict[str | None, Autoscaler]:
-        """The autoscalers, by pool; by None where there are no pools."""
+        """The autoscalers, by name of the pool; the key is None without pools."""
         if self.pools is None:
             return {} if self.autoscaling is None else {None: self.autoscaling}
         pools = {name: getattr(self.pools, name).autoscaling for name in POOLS}
@@ -387,15 +387,15 @@ class Experiment(Settings):
 
     @property
     def serving(self) -> Self:
-        """The replicas that answer, as an experiment without pools."""
+        """The replicas that decode, as an experiment without pools."""
         return self if self.pools is None else self.of_pool("decode")
 
     def of_pool(self, name: Literal["prefill", "decode"]) -> Self:
         """Return the replicas of one pool, as an experiment without pools.
 
-        The prefill pool drafts only where the drafter's KV entries are moved: then as vLLM does
-        that has the same options, whatever the decode pool's policy, unless that alone can say
-        which of several drafters it is.
+        The prefill pool drafts only if the drafter's KV entries are transferred. It then drafts as
+        vLLM does with the same options, whatever the policy of the decode pool, unless only that
+        policy can say which of several drafters is used.
         """
         assert self.pools is not None
         pool: PoolConfig = getattr(self.pools, name)
@@ -486,7 +486,7 @@ class Experiment(Settings):
 
     @property
     def is_async(self) -> bool:
-        """Whether steps are scheduled asynchronously, as vLLM would decide it."""
+        """Whether steps are scheduled asynchronously, decided as vLLM decides it."""
         if self.engine.async_scheduling is not None:
             return self.engine.async_scheduling
         policy, proposer = self.effective_policy, self.engine.speculative_config
@@ -498,7 +498,7 @@ class Experiment(Settings):
 
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:
-        """Return the experiment that a mapping, of a source, describes; a ConfigError if none."""
+        """Return the experiment that a mapping from `source` describes; else a ConfigError."""
         with blamed(), validated(source, ConfigError):
             return cls.model_validate(data)
 
@@ -510,11 +510,12 @@ class Experiment(Settings):
         *,
         option: str = "overrides",
     ) -> Self:
-        """Return the experiment in a YAML file, with overrides such as ``policy=static:k=3``.
+        """Return the experiment in a YAML file, with overrides.
 
-        Or a mapping of them: ``{"policy.k": 3}``. An error in them names the `option`.
-        Files that it names lie beside it or else in the working directory, those in overrides in
-        the working directory. What cannot be read or is wrong is a ConfigError.
+        Overrides are texts such as ``policy=static:k=3``, or a mapping: ``{"policy.k": 3}``; an
+        error in them names `option`. Files that the YAML names lie beside it or else in the working
+        directory, files that overrides name in the working directory. Raises a ConfigError if a
+        file cannot be read or is wrong.
         """
         path = Path(path)
         if path.name.lower().removesuffix(".gz").endswith(_TABLES) and path.is_file():
@@ -534,7 +535,7 @@ class Experiment(Settings):
         return cls.parse(overridden(data, overrides, option), str(path))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the resolved configuration as plain values; fields left out stay out."""
+        """Return the resolved configuration as plain values, without fields left out."""
         return self.model_dump(mode="json", exclude_none=True, warnings=False)
 
     def save(self, path: Path | str) -> None:
@@ -542,7 +543,7 @@ class Experiment(Settings):
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
     def to_yaml(self) -> str:
-        # By which a later run knows that it may be replaced.
+        # A later run recognises its own folder by it, and may replace it.
         return f"# specsim_version: {__version__}\n{as_yaml(self.to_dict())}"
 
     def without_seed(self) -> dict[str, Any]:
@@ -550,7 +551,7 @@ class Experiment(Settings):
 
     @property
     def hash(self) -> str:
-        """Identity of the configuration without its seed, twelve hexadecimal digits."""
+        """Hash of the configuration without its seed, twelve hexadecimal digits."""
         return config_hash(self.to_dict())
 
     @property
@@ -558,7 +559,7 @@ class Experiment(Settings):
         return {"config_hash": self.hash, "seed": self.seed, "specsim_version": __version__}
 
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:
-        """Return a copy with other values of top-level fields; a ConfigError if one is wrong."""
+        """Return a copy with changed top-level fields; a ConfigError if one is wrong."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
@@ -575,7 +576,8 @@ def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
 def config_hash(config: dict[str, Any]) -> str:
     """Return the `hash` of the experiment that was written as these plain values.
 
-    Not that of the experiment they make today: fields may have been added since.
+    It may differ from the hash of the experiment that they parse to now: fields may have been
+    added.
     """
     settings = json.dumps(_without_seed(config), sort_keys=True)
     return sha256(settings.encode()).hexdigest()[:12]

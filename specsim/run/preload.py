@@ -1,8 +1,8 @@
-"""What worker processes begin with: the server that they are forked from imports this, once."""
+"""Imports that worker processes share: the server that they are forked from runs this once."""
 
 from specsim.profile import Profile
 from specsim.run.experiment import Experiment
 
-# Else each worker would build them for itself: see `Settings`.
+# Otherwise each worker would build these classes for itself: see `Settings`.
 Experiment.model_rebuild()
 Profile.model_rebuild()

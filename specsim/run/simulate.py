@@ -27,22 +27,23 @@ from specsim.workload.trace import TraceRequests
 
 @dataclass(frozen=True)
 class Run:
-    """What came of an experiment: its tables, and what they were recorded from.
+    """What a run recorded, with its experiment, deployment and requests.
 
-    Two are equal if the experiment is, and what replicas recorded, whether or not steps were kept.
+    Two runs are equal if their experiments and the records of their replicas are; kept steps do not
+    count.
     """
 
     experiment: Experiment
-    deployment: Deployment = field(repr=False, compare=False)  # with its step times, pages of them
+    deployment: Deployment = field(repr=False, compare=False)  # holds caches of step times
     requests: Sequence[Request] = field(repr=False, compare=False)
     replicas: list[ReplicaRecords] = field(repr=False)
     deliveries: EveryDelivery | None = field(default=None, repr=False, compare=False)
     scalings: dict[str | None, Scaling] = field(default_factory=dict, repr=False, compare=False)
-    """What each autoscaler has made of it, by pool; by None without pools."""
+    """The history of each autoscaler, by name of the pool; the key is None without pools."""
     offload: Offload | None = field(default=None, repr=False, compare=False)
-    """What was loaded from host memory and disk."""
+    """The loads of KV blocks from host memory and disk."""
     pools: PoolSystem | None = field(default=None, repr=False, compare=False)
-    """Where requests were prefilled, and how their KV entries were transferred."""
+    """Where each request was prefilled, and how its KV entries were transferred."""
 
 
 @blamed()
@@ -61,12 +62,12 @@ def simulate(
     """Run an experiment to its end; a SpecsimError if it cannot be run, before anything is written.
 
     Args:
-        requests, profile: In place of those of the experiment.
-        believed: By the policy, in place of the profile: it is told wrong step times.
-        check: Check every invariant after every step; some ten times slower.
-        on_progress: Told the number of requests that have ended, each time one ends.
-        backend: Processes to run replicas in that do not affect one another; None for this one.
-            The results are the same.
+        requests, profile: Used in place of those of the experiment.
+        believed: The profile whose step times the policy is given, in place of the true ones.
+        check: Check every invariant after every step, which is some ten times slower.
+        on_progress: Called at the end of each request with the number of requests that have ended.
+        backend: Where to start processes for replicas that do not affect one another; None: this
+            process. The results are the same.
     """
     _check_given(requests, profile, believed)
     deployment = Deployment.of(experiment.serving, profile, believed)
@@ -98,7 +99,7 @@ def simulate(
 
 
 def _check_given(requests: Any, *profiles: object) -> None:
-    """Raise a ConfigError if a program gives something else than is wanted."""
+    """Raise a ConfigError if an argument of `simulate` has the wrong type."""
     for profile in profiles:
         if profile is not None and not isinstance(profile, Profile):
             raise ConfigError(
@@ -114,7 +115,7 @@ def _check_given(requests: Any, *profiles: object) -> None:
 
 
 def _check_indices(columns: Columns, *, in_order: bool) -> None:
-    """Raise a ConfigError if two requests have the same index, or, if they must, are in another."""
+    """Raise a ConfigError if indices repeat or, with `in_order`, are not 0 to n - 1 in order."""
     indices = columns.indices
     misplaced = np.flatnonzero(indices != np.arange(len(indices)))
     if not len(misplaced):
@@ -134,7 +135,7 @@ def _check_indices(columns: Columns, *, in_order: bool) -> None:
 
 
 def _check_each(requests: Sequence[Request]) -> None:
-    """Raise a ConfigError of the first request, given by a program, that contradicts itself."""
+    """Raise a ConfigError for the first request whose fields contradict each other."""
     num_turns = Counter[int | None]()
     for place, each in enumerate(requests):
         fault = next(chain(_wrong_fields(each), _contradictions(each, num_turns)), None)
@@ -143,12 +144,12 @@ def _check_each(requests: Sequence[Request]) -> None:
         num_turns[each.session] += 1
 
 
-_MOST = 2**31 - 1  # as in a file
+_MOST = 2**31 - 1  # the largest value in a trace file as well
 _WHOLE = {
     "index": 0, "prompt_len": 1, "output_len": 1, "max_tokens": 1, "priority": -(2**31),
     "adapter": 0, "session": 0, "turn": 1, "shared_len": 0,
 }  # fmt: skip
-"""The least that whole numbers of a request may be."""
+"""The smallest value of each integer field of a request."""
 _OPTIONAL = ("max_tokens", "session", "shared_len")
 
 
@@ -168,7 +169,7 @@ def _wrong_fields(request: Request) -> Iterator[str]:
 
 
 def _contradictions(request: Request, num_turns: Counter[int | None]) -> Iterator[str]:
-    """Yield what does not go together, given how many turns of each session were before."""
+    """Yield contradictions of a request; `num_turns` counts earlier turns by session."""
     for name in ("prompt", "output"):
         ids, length = (getattr(request, f"{name}_{what}") for what in ("token_ids", "len"))
         if ids is None:

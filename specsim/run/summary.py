@@ -45,15 +45,15 @@ from specsim.workload.arrivals import OpenArrivals
 from specsim.workload.arrivals.patterns import Burst, ClosedLoop, Piecewise, TraceReplay
 from specsim.workload.trace import TraceRequests, mean_rate
 
-_ANOTHER_RATE = 0.05  # of the rate that was asked for
+_ANOTHER_RATE = 0.05  # of the configured rate
 
 _EPOCH = "19700101-000000"
-"""Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
+"""Value of vLLM's field ``date``, constant so that equal runs give equal bytes on every day."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run comes to."""
+    """The results of a run: its metrics under vLLM's names, its warnings, its files."""
 
     run: Run
 
@@ -63,7 +63,7 @@ class Summary:
 
     @property
     def pools(self) -> PoolTables | None:
-        """What happened before the decode pool had each request; None without pools."""
+        """Each request's prefill and transfer before its decode; None without pools."""
         return self._all_tables[1]
 
     @cached_property
@@ -77,7 +77,7 @@ class Summary:
     def statistics(self) -> dict[str, dict[str, float]]:
         """Statistics of each latency, milliseconds: ``statistics["ttft"]["p99"]``."""
         found = {k: latency_statistics(v) for k, v in latencies(self.tables.requests).items()}
-        # Only now, for both kinds of samples are large.
+        # After the others: both kinds of samples need much memory.
         return found | {k: latency_statistics(v) for k, v in token_latencies(self.tables).items()}
 
     @property
@@ -91,7 +91,7 @@ class Summary:
 
     @cached_property
     def balance(self) -> Balance:
-        """What arrived, beside what the server could do."""
+        """The work that arrived, compared with the work that the server could do."""
         if isinstance(self.run.experiment.workload.arrivals, ClosedLoop | Burst):
             return KEEPS_UP
         requests, comes_and_goes = self.tables.requests, self.run.scalings or self.pools
@@ -114,16 +114,16 @@ class Summary:
 
     @property
     def usual_step(self) -> UsualStep:
-        """A step on average."""
+        """The mean step of the run."""
         run = self.run
         return usual_step(self.tables, run.deployment, run.experiment.workload.arrivals)
 
     @cached_property
     def time_error(self) -> TimeError | None:
-        """How far its times may be off, as on servers that were measured; None if not known.
+        """Estimated error of the run's times, from servers that were measured; None if not known.
 
-        Nor is it for pools, and for a server that did not keep up, whose times are those of a
-        queue.
+        It is not known for pools, nor for an overloaded server, whose latencies are those of a
+        growing queue.
         """
         if self.pools is not None or self.is_overloaded:
             return None
@@ -152,7 +152,7 @@ class Summary:
             )
         profiles = [self.run.deployment.profile]
         experiment, pools = self.run.experiment, self.run.pools
-        # By name: what profiles have cached since they were read cannot be compared.
+        # Compared by name: profiles carry caches that have no equality.
         if pools and experiment.of_pool("prefill").profile != experiment.serving.profile:
             profiles.insert(0, pools.prefill_profile)
         drafter = self.run.deployment.drafter
@@ -163,7 +163,7 @@ class Summary:
         ]
         found += dict.fromkeys(rooflines)
         requests = self.run.requests
-        if isinstance(requests, TraceRequests):  # no program's
+        if isinstance(requests, TraceRequests):  # requests from a program have no trace
             found += experiment.workload.notes
         found += self._few_requests() + self._another_rate() + self._idle_priorities()
         if num_cut := self._num_cut():
@@ -178,12 +178,12 @@ class Summary:
         found += self._host_lookups()
         if experiment.acceptance is not None:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
-            longest = min(longest, experiment.num_speculative_tokens)  # of a tree, along a path
+            longest = min(longest, experiment.num_speculative_tokens)  # for a tree, along one path
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
     def _few_requests(self) -> list[str]:
-        """Return by how much arrivals fall short of the requests that were asked for."""
+        """Return a warning if fewer requests arrived than were configured."""
         workload, found = self.run.experiment.workload, len(self.run.requests)
         asked, arrivals = workload.num_requests or 0, workload.arrivals
         if found >= asked or workload.duration:
@@ -202,7 +202,7 @@ class Summary:
         ]
 
     def _another_rate(self) -> list[str]:
-        """Return how fast requests of a trace came, if not as fast as they were to."""
+        """Return a warning if the requests of a trace came at another rate than configured."""
         arrivals = self.run.experiment.workload.arrivals
         rate = arrivals.rate if isinstance(arrivals, TraceReplay) else None
         found = mean_rate(self.tables.requests["arrived_at"])
@@ -216,7 +216,7 @@ class Summary:
         ]
 
     def _idle_priorities(self) -> list[str]:
-        """Return that priorities, or a scheduler that goes by them, have nothing to do."""
+        """Return a warning if priorities, or a priority scheduler, have no effect."""
         differ = np.ptp(Columns.of(self.run.requests).priorities) > 0
         engines, experiment = [self.run.deployment.engine], self.run.experiment
         if experiment.pools is not None:
@@ -232,7 +232,7 @@ class Summary:
         return ["engine.scheduling_policy is priority, and all requests have the same"]
 
     def _host_lookups(self) -> list[str]:
-        """Return what vLLM would do otherwise where drafts are looked up on the host."""
+        """Return a warning if drafts are looked up on the host, but by vLLM on the GPU."""
         deployment = self.run.deployment
         engine, proposer = deployment.engine, deployment.proposer
         if proposer is None or proposer.on_gpu is None or not engine.rules.looks_up_on_gpu:
@@ -245,7 +245,7 @@ class Summary:
         ]
 
     def _num_cut(self) -> int:
-        """Return how many answers end before they are done, where no request may be longer."""
+        """Return the number of answers that are cut at ``max_model_len``."""
         requests, longest = self.tables.requests, self.run.deployment.engine.max_model_len
         assert longest is not None
         if not (requests["prompt_len"] + requests["output_len"] == longest).any():
@@ -281,9 +281,10 @@ class Summary:
     def save(self, folder: Path | str) -> None:
         """Write ``summary.json``, ``requests.parquet``, ``steps.parquet`` and ``config.yaml``.
 
-        All of them appear, or none, and no file of an earlier run stays beside them. What the run
-        did not keep is left out: ``steps.parquet``, and from ``summary.json`` vLLM's lists with an
-        entry per request, which take deliveries. A ConfigError if the folder cannot be written to.
+        Either all of them appear or none, and no file of an earlier run stays beside them. What the
+        run did not keep is left out: ``steps.parquet`` without steps, and without deliveries vLLM's
+        lists per request in ``summary.json``. Raises a ConfigError if the folder cannot be written
+        to.
         """
         tables = self.tables
         with new_folder(Path(folder), RESULT_FILES) as unfinished:
@@ -295,15 +296,15 @@ class Summary:
 
     @property
     def request_columns(self) -> dict[str, NDArray[Any]]:
-        """The columns of the requests, those of sessions among them if there are any."""
+        """The columns of the requests table, with those of sessions if the run has any."""
         rows = self.tables.requests
         return {**structured_columns(rows), **self._owners}
 
     @cached_property
     def _owners(self) -> dict[str, NDArray[np.int64]]:
-        """``priority``, ``adapter``, ``session`` and ``turn`` of each request, those that any has.
+        """``priority``, ``adapter``, ``session`` and ``turn`` of each request, if any has one.
 
-        A request of no session among others is one of its own.
+        A request without a session gets a session number of its own if others have sessions.
         """
         requests = self.run.requests
         told = Columns.of(requests)
@@ -350,10 +351,10 @@ class Summary:
         }
 
     def _request_rate(self) -> float | str:
-        """Return the rate as vLLM's client says it: ``inf`` where clients wait for answers.
+        """Return the rate as vLLM's client reports it: ``inf`` in a closed loop.
 
-        Of sessions it is the measured one, since theirs is that of first turns, and of a trace,
-        whose is that of all of its rows.
+        For sessions and traces it is the measured rate, since their configured rate is that of
+        first turns, or of all rows of the trace.
         """
         arrivals = self.run.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
@@ -372,7 +373,7 @@ class Summary:
 
     @cached_property
     def scalings(self) -> dict[str | None, dict[str, Any]]:
-        """What replicas came to over time, by pool, if any is scaled; by None without pools."""
+        """Replicas over time by scaled pool; without pools the key is None."""
         run, pools = self.run, self.run.experiment.pools
         if not run.scalings or pools is None or run.pools is None:
             profile = run.deployment.profile
@@ -386,7 +387,7 @@ class Summary:
         }
 
     def _scaling(self, pool: str | None, scaling: Scaling, profile: Profile) -> dict[str, Any]:
-        """Return what replicas came to over time; times in seconds of the run, up to its end."""
+        """Return the replicas of an autoscaler over time; seconds of the run, up to its end."""
         end = float(self.tables.requests["ended_at"].max())
         counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
@@ -422,10 +423,10 @@ class Summary:
         }
 
     def _drafter(self, profile: Profile) -> dict[str, float]:
-        """Return what a drafter comes to that has GPUs of its own, a replica's.
+        """Return the use of a drafter that has GPUs of its own, per replica.
 
-        Its share of the time is that of all replicas while they are there, idle or not, from the
-        first arrival on; its link is at work with it.
+        ``busy_share`` is the share of the time that replicas exist, from the first arrival on, idle
+        or not; transfers to and from the drafter count as busy.
         """
         totals, requests = self.tables.totals, self.tables.requests
         start, end = float(requests["arrived_at"].min()), float(requests["ended_at"].max())
@@ -472,7 +473,7 @@ class Summary:
         }
 
     def _of_some_runs(self) -> dict[str, Any]:
-        """Return what only some runs have: clients, incidents, pools and so on."""
+        """Return the fields that only some runs have: think time, incidents, pools and so on."""
         own: dict[str, Any] = {}
         arrivals = self.run.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
@@ -502,5 +503,5 @@ def _stages(profile: Profile) -> dict[str, list[float]]:
 
 
 def summarized(experiment: Experiment, **options: Any) -> Summary:
-    """Run an experiment, keep none of its steps, and return what it comes to; see `simulate`."""
+    """Run an experiment without keeping its steps, and return its summary; see `simulate`."""
     return Summary(simulate(experiment, keeps_steps=False, **options))

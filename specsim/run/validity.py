@@ -1,4 +1,4 @@
-"""What a run's step times rest on: the profile's kind and valid range, and the usual step."""
+"""How far to trust a run's step times: the profile's kind, its valid range, and the mean step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ _COUNTS = ("steps", "beyond_context", "beyond_batched", "context_tokens", "batch
 
 @dataclass(frozen=True)
 class Beyond:
-    """Steps beyond what a profile was fitted on, of one run or several."""
+    """Steps of one or several runs that lie beyond the valid range of their profile."""
 
     steps: int  # all steps
     beyond_context: int  # steps with more context tokens than the valid range
     beyond_batched: int  # steps with more batched tokens than the valid range
     context_tokens: int  # of the largest step
     batched_tokens: int  # of the largest step
-    context_len: float  # of a sequence, mean over the requests
-    pools: "tuple[Beyond, ...]" = ()  # of the prefill and of the decode pool, if there are any
+    context_len: float  # mean context of a sequence over the requests, tokens
+    pools: "tuple[Beyond, ...]" = ()  # of the prefill pool and of the decode pool
 
     @classmethod
     def of(cls, totals: np.void, context_len: float, pools: "tuple[Beyond, ...]" = ()) -> "Beyond":
-        """Return what replicas have counted together, `specsim.results.records.TOTAL_FIELDS`."""
+        """Return the counts of replicas, summed (`specsim.results.records.TOTAL_FIELDS`)."""
         counts = {name: int(totals[name]) for name in _COUNTS}
         return cls(**counts, context_len=context_len, pools=pools)
 
@@ -48,14 +48,14 @@ class Beyond:
 
     @property
     def share(self) -> float:
-        """Share of the steps beyond the valid range, by whichever count is larger."""
+        """Share of steps beyond the valid range, by context or batched tokens: the larger."""
         return max(self.beyond_context, self.beyond_batched) / max(self.steps, 1)
 
     def warnings(self, profiles: Sequence[Profile]) -> list[str]:
-        """Return a line for each way in which steps lie beyond the valid range of a profile.
+        """Return a warning for each way in which steps exceed the valid range of a profile.
 
         Args:
-            profiles: Of the prefill and of the decode pool, or one for all.
+            profiles: Those of the prefill and of the decode pool, or a single one.
         """
         found = []
         parts = zip(self.pools, ("prefill pool's ", "decode pool's "), profiles, strict=False)
@@ -90,13 +90,13 @@ ROOFLINE = (
 )
 
 
-BASES = ("fitted", "kernels", "roofline")  # what step times rest on, the least trusted last
+BASES = ("fitted", "kernels", "roofline")  # sources of step times, the least trusted last
 
 
 def step_times(profile: Profile) -> str:
-    """Return what step times rest on: ``fitted``, ``kernels`` or ``roofline``.
+    """Return the source of a profile's step times: ``fitted``, ``kernels`` or ``roofline``.
 
-    Measured steps; kernels that were measured one by one; a data sheet.
+    Fitted to measured steps; composed of kernels measured one by one; computed from a data sheet.
     """
     if profile.target.kind == "roofline":
         return "roofline"
@@ -104,7 +104,7 @@ def step_times(profile: Profile) -> str:
 
 
 def usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -> UsualStep:
-    """Return a step on average, as model errors are told of."""
+    """Return the mean step of a run, by which model errors are looked up."""
     requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
     proposer = deployment.proposer
     decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
@@ -131,10 +131,10 @@ def usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) ->
 
 
 def _usual_draft_len(tables: RunTables, deployment: Deployment) -> int:
-    """Return how many tokens a drafter makes one after the other, on average.
+    """Return how many tokens a drafter makes in sequence per step, on average.
 
-    Of trees as many as the longest path that was accepted has, one at least. A drafter that
-    overlaps makes all that it is asked for, though some steps verify nothing of it.
+    For trees this is the longest accepted path, at least 1. A drafter that overlaps makes all
+    tokens that it is asked for, even if some steps verify none.
     """
     requests, totals = tables.requests, tables.totals
     drafts = float(requests["drafts"].sum())

@@ -1,7 +1,7 @@
-"""Whole: a run whose replicas affect one another, all of them on one clock.
+"""Whole: a run whose replicas affect one another, simulated on one clock.
 
-A router looks at them, clients wait for answers, prefill pools pass requests on to decode pools
-over links, replicas come, fail and go.
+Replicas affect one another if the router looks at them, clients wait for answers, prefill pools
+pass requests on to decode pools, or replicas come, fail and go.
 """
 
 from collections.abc import Callable
@@ -38,9 +38,9 @@ from specsim.workload.arrivals.patterns import ClosedLoop
 
 
 def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
-    """Return the engine of a pool's replica, whose blocks another pool fills or reads."""
+    """Return the setup of a replica in a pool, whose KV blocks another pool fills or reads."""
     setup = deployment.setup
-    if not holds_ended:  # what is decoded here comes loaded
+    if not holds_ended:  # the decode pool receives its blocks loaded
         check_padding(setup.limits)
     limits = {
         **setup.limits,
@@ -104,7 +104,7 @@ class PoolServers:
             return KVSize((KVPart(whole, inf),), last_share)
         target = server.token_bytes(with_drafts=False)
         total = sum(each.layers * (each.bytes_per_token or 0.0) for each in layers.target)
-        parts = [KVPart(whole - target, inf)]  # the drafter's
+        parts = [KVPart(whole - target, inf)]  # KV entries of the drafter
         for each in layers.target:
             if each.kind == STATE:
                 continue
@@ -119,15 +119,15 @@ class PoolServers:
     def kept_back_len(self) -> int:
         """Return how many tokens at the end of a prompt the decode pool computes itself.
 
-        A state comes from before the last token; several MTP modules have to read all that they
-        look ahead to (vLLM: ``nixl/base_scheduler.py _prefill_backoff``).
+        A saved state is the one before the last token; several MTP modules must read again all that
+        they look ahead to (vLLM: ``nixl/base_scheduler.py _prefill_backoff``).
         """
         has_states = any(group.kind == STATE for group in self.decode.setup.kv.groups)
         return max(int(has_states), self.decode.setup.limits["reread_len"])
 
 
 def _check_layers(name: str, server: Deployment, pools: PoolsConfig) -> None:
-    """Raise a ConfigError if it is not known how a pool's KV entries are moved."""
+    """Raise a ConfigError if the transfer of some layers' KV entries is not simulated."""
     layers = server.layers.target if server.layers else ()
     for each in layers:
         if each.block_size:
@@ -153,7 +153,7 @@ def _check_layers(name: str, server: Deployment, pools: PoolsConfig) -> None:
 
 
 def prefill_requests(requests: list[Request]) -> list[Request]:
-    """Return the requests as a prefill pool sees them: one token is asked for."""
+    """Return the requests as a prefill pool sees them: each has one output token."""
     return [
         replace(
             request,
@@ -170,7 +170,7 @@ def prefill_requests(requests: list[Request]) -> list[Request]:
 
 
 def lock_step(deployment: Deployment) -> LockStep | None:
-    """Return what data-parallel ranks wait for each other in; None if they do not."""
+    """Return the barrier at which data-parallel ranks wait for each other; None if they do not."""
     if not deployment.is_lock_step:
         return None
     return LockStep(deployment.costs, deployment.decode_len)
@@ -184,7 +184,7 @@ def _offload(server: Deployment, clock: EventClock, num_requests: int) -> Offloa
 
 
 class PoolSystem:
-    """Both pools on one clock: what a `Cluster` is to a run without pools."""
+    """Both pools of a run on one clock, in the place of the `Cluster` of a run without pools."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class PoolSystem:
         wiring = replace(wiring, announces_ends=True)
         speculation = drafting.start(number)
         if server.proposer is None or not server.proposer.has_prefill:
-            draft_kv = "moved"  # it has no entries that could be missing
+            draft_kv = "moved"  # the drafter has no KV entries that could be missing
         if draft_kv != "moved":
             speculation.leaves_out = True
         setup = pooled_setup(server, holds_ended=False, draft_kv=draft_kv)
@@ -244,14 +244,14 @@ class PoolSystem:
         return Replica(setup, server.costs, speculation, wiring, start, on_notices=noticed)
 
     def _prefill_noticed(self, replica: Replica, notices: NDArray[np.void]) -> None:
-        """Pass on what replicas keep, and what they wait for from their host memory."""
+        """Pass on which blocks replicas hold for the decode pool, and their host loads."""
         is_kept = notices["kind"] == BLOCKS_HELD
         self.pools.noticed(replica, notices[is_kept])
         if self.offload is not None:
             self.offload.noticed(replica, notices[~is_kept])
 
     def start(self, make_decode: Callable[[int, float], Replica], origin: float) -> "PoolSystem":
-        """Start the replicas of both pools; returns itself."""
+        """Start the replicas of both pools, and return this object."""
         config, experiment = self._servers.config, self._experiment
         self.prefill, self.decode = (
             PoolCluster(
@@ -300,14 +300,14 @@ class PoolSystem:
             records.close(self._servers.decode.max_draft_len)
 
 
-_MANY = 64  # replicas, beyond which each gets smaller buffers, since all are in memory at once
+_MANY = 64  # with more replicas, each gets smaller buffers, since all are in memory at once
 
 
 class Whole:
-    """A run on one clock; it can be run once.
+    """A run on one clock; `run` can be called once.
 
     Args:
-        deployment: What answers: all replicas, or those of the decode pool.
+        deployment: That of all replicas, or of the decode pool.
     """
 
     def __init__(
@@ -350,10 +350,10 @@ class Whole:
             self.pools = PoolSystem(*parts, check=kept.check)
             self.offload = self.pools.offload
         self.scalings: dict[str | None, Scaling] = {}
-        """What each autoscaler has made of the run, when that is over; by pool."""
+        """The history of each autoscaler once the run is over, by name of the pool."""
 
     def run(self) -> None:
-        """Let everything happen; a CapacityError if requests wait for a replica in vain."""
+        """Run all events; a CapacityError if requests wait for a replica that never comes back."""
         cluster, clock, experiment = self._cluster(), self._clock, self._experiment
         clusters: dict[str | None, Cluster]
         if isinstance(cluster, PoolSystem):
@@ -438,7 +438,7 @@ class Whole:
         )
 
     def _drawn_think_times(self) -> list[float]:
-        """Return how long a client waits before each request, seconds; nothing in an open loop."""
+        """Return the think time before each request, seconds; an empty list in an open loop."""
         if not isinstance(self._arrivals, ClosedLoop):
             return []
         rng = generator(self._experiment.seed, "think_times")

@@ -31,21 +31,21 @@ from specsim.study.paired import Regret, SpeedUp, regret, replicated, speed_up
 from specsim.study.sweep import labels
 
 REFERENCES = {"oracle": "oracle", "bayes": "bayes", "best_static": "static"}
-"""What policies are held against, and the kind of policy that it is."""
+"""Policies that serve as references, and the kind of each."""
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """One policy over all replications."""
+    """The results of one policy over all replications."""
 
     label: str
     policy: Policy
     summaries: list[dict[str, Any]] = field(repr=False)
-    """As in ``summary.json``, one per replication."""
+    """Contents of ``summary.json``, one per replication."""
     speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
 
     def mean(self, field: str) -> float:
-        """Return the mean of a field of the summaries or their block ``specsim``; nan without."""
+        """Return the mean of a field of the summaries or of their block ``specsim``; else NaN."""
         values = [{**s["specsim"], **s}.get(field) for s in self.summaries]
         return fmean(float("nan") if value is None else value for value in values)
 
@@ -67,16 +67,16 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class Standing:
-    """The place of one policy among all."""
+    """The rank of one policy among all."""
 
-    rank: int | None  # from 1, the highest speed-up; None of a bound, which nobody can run
+    rank: int | None  # 1 is the highest speed-up; None for a bound, which no server can run
     result: PolicyResult
     is_tied: bool | None
-    """Whether the paired 95 % interval of the difference to the rank above includes 0; None for
-    the first, for bounds, and with a single replication."""
+    """Whether the paired 95 % interval of the difference to the rank above includes 0. None for the
+    first rank, for bounds, and with a single replication."""
     regrets: dict[str, Regret]
-    """Against the fastest policies ``oracle`` and ``bayes``, and ``best_static``, chosen with
-    hindsight, as far as these take part."""
+    """Regret against ``oracle``, ``bayes`` and ``best_static`` (the best fixed k in hindsight), if
+    these take part."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -92,12 +92,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All policies, the baseline first."""
+    """The results of all policies, the baseline first."""
 
     results: list[PolicyResult]
     num_replications: int
     notes: list[str] = field(default_factory=list)
-    """What was changed for all policies alike."""
+    """Changes to the experiment that were made for all policies."""
 
     @property
     def warnings(self) -> list[str]:
@@ -135,7 +135,7 @@ class Comparison:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain values: per policy its standing and all summaries."""
+        """Return plain values: of each policy its standing and all its summaries."""
         standings = {standing.result.label: standing.to_dict() for standing in self.standings}
         return {
             result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}
@@ -151,7 +151,7 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
 
 
 def parse_policies(policies: Sequence[str]) -> dict[str, Policy]:
-    """Return policies by short form, ``off`` first; a ConfigError if one is wrong."""
+    """Return policies by their short form, ``off`` first; a ConfigError if one is wrong."""
     policies = [policies] if isinstance(policies, str) else list(policies)
     for text, count in Counter(policies).items():
         if count > 1:
@@ -169,7 +169,7 @@ def parse_policies(policies: Sequence[str]) -> dict[str, Policy]:
 
 
 def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, Policy]:
-    """Return policies, or short forms of some, by label; a ConfigError if one is wrong."""
+    """Return policies by label, parsed where given in short form; a ConfigError if one is wrong."""
     if not isinstance(policies, Mapping):
         return parse_policies(policies)
     found = {}
@@ -180,7 +180,7 @@ def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, 
 
 
 def chosen_policies(policies: Sequence[str] | None, own: Policy) -> dict[str, Policy]:
-    """Return the policies by label: those asked for, else the experiment's own."""
+    """Return the policies asked for, by label; without any, the experiment's own."""
     if policies:
         labels_given = [policies] if isinstance(policies, str) else list(policies)
         parsed = parse_policies(labels_given)
@@ -228,7 +228,7 @@ def compare(
 
 
 def _told_of_copies(results: list[PolicyResult]) -> list[str]:
-    """Return a warning if replications of a policy, and of none, are one and the same run."""
+    """Return a warning if all replications of ``off``, and of a policy, are the same run."""
     runs = {result.label: result.latencies for result in results}
     alike = [label for label, each in runs.items() if len(each) > 1 and len({*each}) == 1]
     if "off" not in alike or alike == ["off"]:
@@ -243,11 +243,11 @@ def _told_of_copies(results: list[PolicyResult]) -> list[str]:
 def on_one_engine(
     experiment: Experiment, policies: Mapping[str, Policy]
 ) -> tuple[Experiment, list[str]]:
-    """Return the experiment as all policies can run it, and what was changed for that.
+    """Return the experiment in the form that all policies can run, and notes of what was changed.
 
-    That is without vLLM's own schedule of k, which is one of them, and without asynchronous
-    scheduling if one of them needs to see each step's outcome. Stages of a pipeline have no other:
-    a ConfigError if one has no such form.
+    vLLM's own schedule of k is removed, since it is a policy itself, and asynchronous scheduling if
+    a policy must see each step's outcome. A pipeline has no synchronous form, so that is a
+    ConfigError.
     """
     notes, proposer = [], experiment.engine.speculative_config
     own = proposer and proposer.num_speculative_tokens_per_batch_size
@@ -286,7 +286,7 @@ def on_one_engine(
 
 
 def _scheduled(experiment: Experiment, *, is_async: bool) -> Experiment:
-    """Return the experiment with this scheduling where policies are at work: the decode pool."""
+    """Return the experiment with `is_async` scheduling where policies act: the decode pool."""
     changes, pools = {"async_scheduling": is_async}, experiment.pools
     if pools is None:
         return experiment.with_engine(**changes)
@@ -296,11 +296,11 @@ def _scheduled(experiment: Experiment, *, is_async: bool) -> Experiment:
 
 
 _SIMPLE = re.compile(r"[a-z0-9_]+:[A-Za-z0-9.=_]+")
-"""Labels whose colon alone becomes a dash: ``static:k=3``, and no other is ``static-k=3``."""
+"""Labels in which only the colon becomes a dash: ``static:k=3`` is ``static-k=3``."""
 
 
 def folder_name(label: str) -> str:
-    """Return the label of a policy as the name of a folder, different for each label."""
+    """Return a folder name for the label of a policy, different for each label."""
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", label)
     if name == label or _SIMPLE.fullmatch(label):
         return name

@@ -20,16 +20,16 @@ class Input(Settings):
     """A file or folder that a run reads."""
 
     name: str
-    """As a person knows it."""
+    """Name for messages, such as ``profile h100/llama-3.1-8b``."""
     digest: str | None
-    """Of its content; None if it cannot be read; its run says why."""
+    """Digest of its content; None if it cannot be read, which its run then reports."""
 
 
 def inputs_of(experiment: Experiment) -> dict[str, Input]:
-    """Return everything that a run of an experiment reads, by the field that names it.
+    """Return all files that a run of an experiment reads, by the field that names them.
 
-    That is its profile with its model, GPU and tables, that of a drafter with GPUs of its own,
-    presets of acceptance, traces and corpora.
+    These are its profile with its model, GPU and tables, the profile of a drafter with GPUs of its
+    own, acceptance presets, traces and corpora.
     """
     found: dict[str, Input] = {}
     for pool in POOLS if experiment.pools else ():
@@ -78,8 +78,8 @@ def _digest(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _file_digest(path: Path, version: tuple[int, int]) -> str:
-    # Cached: a study has many experiments on one file, which may be long.
-    if path.suffix in (".yaml", ".yml"):  # whatever its layout and comments
+    # Cached: many experiments of a study read one file, which may be long.
+    if path.suffix in (".yaml", ".yml"):  # by content, whatever its layout and comments
         values = json.dumps(load_mapping(path, ConfigError), sort_keys=True, default=str)
         return sha256(values.encode()).hexdigest()[:12]
     with path.open("rb") as stream:
@@ -87,7 +87,7 @@ def _file_digest(path: Path, version: tuple[int, int]) -> str:
 
 
 def load_with_base(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, with its base, which may be the path of an experiment."""
+    """Return the mapping in a YAML file; a path under ``base`` becomes that file's mapping."""
     data: dict[str, Any] = following(load_mapping(path, ConfigError), path.parent)
     if isinstance(data.get("base"), str):
         base = path.parent / data["base"]

@@ -1,4 +1,4 @@
-"""Loads: how an experiment is made to run at other batch sizes and other loads than its own."""
+"""Loads: how an experiment is run at batch sizes and loads other than its own."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,22 +25,22 @@ from specsim.workload.lengths.distributions import ShiftedLengths, TraceRows
 from specsim.workload.readers import read_named
 from specsim.workload.trace import Trace, mean_rate
 
-_SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
+_SAMPLE = 2000  # requests from which mean lengths are estimated if lengths are drawn
 _NORMAL = 1.96  # two-sided 95 %
-_SPANS = 5.0  # sessions arrive for at least so many times the time that one of them thinks
+_SPANS = 5.0  # sessions arrive for at least this many times the duration of one session
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Where a trial's requests come from, if they were recorded.
+    """A recorded trace as the source of a trial's requests.
 
-    Every replication starts at another row, so that replications differ by more than the luck of
-    their drafts; after the last row comes the first. Turns of sessions do not wait for each other.
+    Each replication starts at another row, so that replications differ by more than the luck of
+    their drafts; the first row follows the last. Turns of sessions do not wait for each other.
     """
 
     workload: WorkloadConfig  # the experiment's own
-    seed: int  # for lengths that were not recorded with the arrivals
-    share: float  # part of the recording that lies before the first request, in [0, 1)
+    seed: int  # for lengths that the trace does not have
+    share: float  # part of the trace before the first request, in [0, 1)
 
     def all_requests(self) -> Trace:
         return _all_requests(self.workload, self.seed)
@@ -48,7 +48,7 @@ class Recording:
 
 @lru_cache(maxsize=1)
 def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
-    # Cached: a process runs many trials on one file.
+    # Cached: a process runs many trials of one file.
     if isinstance(workload.arrivals, TraceReplay):
         return workload.build(seed).without_sessions()
     assert workload.lengths is not None
@@ -60,18 +60,18 @@ def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulation."""
+    """One simulation at some load with some policy."""
 
     experiment: Experiment
     recording: Recording | None = None
 
     @property
     def key(self) -> tuple[str, int]:
-        """Identity: equal keys give the same measurement."""
+        """Identity of the trial: equal keys give the same measurement."""
         return self.experiment.hash, self.experiment.seed
 
     def requests(self) -> list[Request] | None:
-        """Return the recorded requests; None where the experiment's workload draws them."""
+        """Return the recorded requests; None if the experiment's workload draws them."""
         if self.recording is None:
             return None
         source, workload = self.recording.all_requests(), self.experiment.workload
@@ -89,10 +89,10 @@ class Trial:
 
 
 def _replayed(source: Trace, rows: NDArray[np.int64], rate: float) -> NDArray[np.float64]:
-    """Return the recorded gaps between some rows, stretched to a mean rate."""
+    """Return arrival times with the recorded gaps between `rows`, stretched to a mean `rate`."""
     assert source.arrived_at is not None
     gaps = np.diff(source.arrived_at)
-    # No gap was recorded between the last row and the first.
+    # There is no recorded gap between the last row and the first.
     gaps = np.append(gaps, gaps.mean() if len(gaps) else 0.0)
     times = np.concatenate([[0.0], np.cumsum(gaps[rows[:-1]])])
     stretch = (len(rows) - 1) / rate / times[-1] if times[-1] > 0 else 1.0
@@ -100,10 +100,10 @@ def _replayed(source: Trace, rows: NDArray[np.int64], rate: float) -> NDArray[np
 
 
 def steady_window(requests: NDArray[np.void], arrivals: Arrivals) -> tuple[float, float]:
-    """Return from when to when a server's load is steady, seconds.
+    """Return begin and end of the time in which a server's load is steady, seconds.
 
-    In a closed loop, where all clients begin at once, from when each has been answered twice on
-    average; to the last arrival, after which clients go away one by one.
+    In a closed loop, where all clients begin at once, it begins when each client has had two
+    answers on average. It ends at the last arrival, after which clients finish one by one.
     """
     ends, arrived_at = np.sort(requests["ended_at"]), requests["arrived_at"]
     if isinstance(arrivals, ClosedLoop) and len(ends) > 3 * arrivals.concurrency:
@@ -117,10 +117,10 @@ def fixed_policy(k: int) -> Policy:
 
 
 def check_steady(experiment: Experiment) -> None:
-    """Raise a ConfigError unless what a server sustains is the same at all times.
+    """Raise a ConfigError if the load that a server sustains changes during a run.
 
-    With incidents or autoscaling, runs of other loads and lengths would meet them at other moments;
-    so they would the shift of an acceptance model, and one of lengths is of two servers.
+    Incidents, autoscaling and the shift of an acceptance model would fall at other moments in runs
+    of other loads and lengths; a shift of lengths amounts to two servers.
     """
     models, lengths = [experiment.acceptance], experiment.workload.lengths
     shifts = "workload.lengths" if isinstance(lengths, ShiftedLengths) else ""
@@ -146,10 +146,10 @@ def check_steady(experiment: Experiment) -> None:
 
 
 def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
-    """Return of which files the rows are too few to know lengths to a tolerance, a line for each.
+    """Return a warning per trace that has too few rows to know mean lengths to `tolerance`.
 
-    Runs draw from the rows as if there were no others, so that no interval of theirs holds that.
-    For it to do so would blur what is compared on the same rows.
+    Runs draw from the rows as if there were no others, so their intervals do not include this
+    error; it would only blur comparisons on the same rows.
     """
     notes, arrivals = [], workload.arrivals
     for field, path in workload.traces.items():
@@ -158,7 +158,7 @@ def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
         elif workload.lengths is None:
             trace = arrivals.select(None, None)
         else:
-            continue  # its lengths are not used
+            continue  # lengths of this trace are not used
         error = _length_error(trace)
         if isinf(error):
             notes.append(
@@ -175,12 +175,11 @@ def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
 
 
 def _length_error(trace: Trace) -> float:
-    """Return how far means of prompts and of outputs may be off, 95 %, as a share; the larger.
+    """Return the relative 95 % error of the mean prompt or output length, the larger of the two.
 
-    Infinite if there is one row, or one session.
-
-    Sessions are taken to be independent, not their turns (the linearized variance of a mean over
-    clusters; Cochran 1977, "Sampling Techniques", chapter 9A).
+    It is infinite for one row or one session. Sessions are taken to be independent, their turns not
+    (the linearized variance of a mean over clusters; Cochran 1977, "Sampling Techniques", chapter
+    9A).
     """
     owners = np.arange(len(trace)) if trace.sessions is None else trace.sessions
     _, numbers = np.unique(owners, return_inverse=True)
@@ -196,9 +195,10 @@ def _length_error(trace: Trace) -> float:
 
 @dataclass(frozen=True)
 class Loads:
-    """An experiment, and how it is run at other loads.
+    """An experiment, and how to run it at other loads.
 
-    The load of an open workload is its mean rate, that of a closed loop its concurrency.
+    The load of an open workload is its mean rate, requests/s; that of a closed loop its
+    concurrency.
     """
 
     experiment: Experiment
@@ -243,7 +243,7 @@ class Loads:
         return rate
 
     def check_batches(self) -> None:
-        """Raise a ConfigError unless clients without think time hold a batch at a size."""
+        """Raise a ConfigError if clients have think time, and so do not hold a batch size."""
         if self._lengths.in_sessions:
             raise ConfigError(
                 "workload: sessions, which think in between, hold no batch at a size; tune with "
@@ -251,12 +251,12 @@ class Loads:
             )
 
     def possible(self, load: float) -> float:
-        """Return the nearest load that can be run: a whole number of clients, at least 1."""
+        """Return the nearest load that can be run: in a closed loop a whole number, at least 1."""
         return float(max(1, round(load))) if self.is_closed else load
 
     @cached_property
     def sample(self) -> Trace:
-        """Requests that stand for all: the recording, or some that are drawn like the others."""
+        """A sample of the requests: the recorded trace, or requests drawn from the workload."""
         recording = self._recording(0)
         if recording is not None:
             return recording.all_requests()
@@ -264,12 +264,12 @@ class Loads:
 
     @cached_property
     def num_stages(self) -> int:
-        """Stages of a pipeline, 1 without one: a sequence is in one step of so many."""
+        """Number of pipeline stages, 1 without a pipeline; each has a step of its own."""
         return len(load_profile(self.experiment.serving.profile).stage_shares)
 
     @property
     def has_stages(self) -> bool:
-        """Whether any server is a pipeline, which has no synchronous form."""
+        """Whether any server is a pipeline, which has no synchronous scheduling."""
         pools = self.experiment.pools
         others = [] if pools is None else [self.experiment.of_pool("prefill").profile]
         names = [self.experiment.serving.profile, *others]
@@ -277,19 +277,19 @@ class Loads:
 
     @property
     def num_batches(self) -> int:
-        """Batches that the decodes of one server are shared out among.
+        """Number of batches among which the decodes of one server are divided.
 
-        Of its stages, and of the replicas of a decode pool or of its data-parallel ranks.
+        It counts pipeline stages, times replicas of a decode pool or data-parallel ranks.
         """
         pools = self.experiment.pools
         ranks = pools.decode.slots if pools else self.experiment.engine.data_parallel_size or 1
         return self.num_stages * ranks
 
     def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
-        """Return the trials of one server with so many clients, one per replication.
+        """Return the trials of one server with `concurrency` clients, one per replication.
 
-        They have no think time, and so hold batches at a size: `num_batches` of them in all, each
-        smaller if the KV cache does not hold it, or some clients are in a prefill pool.
+        Without think time the clients hold `num_batches` batches at a size in all; a batch is
+        smaller if the KV cache does not hold it, or clients are in a prefill pool.
         """
         arrivals = ClosedLoop(concurrency=concurrency)
         workload = self._workload(arrivals=arrivals, lengths=self._lengths, num_requests=count)
@@ -314,7 +314,7 @@ class Loads:
         return self._trials(experiment, policy, workload)
 
     def _workload(self, **changes: object) -> WorkloadConfig:
-        """Return the experiment's own, but for some fields and for its end."""
+        """Return the experiment's workload with changed fields and without its end."""
         return self.experiment.workload.model_copy(update={"duration": None, **changes})
 
     def _trials(
@@ -340,7 +340,7 @@ class Loads:
 
     @cached_property
     def _least_time(self) -> float:
-        """How long sessions must arrive until as many are open as at any time later, seconds."""
+        """How long sessions must arrive until as many are open as at any later time, seconds."""
         waits = self.sample.think_times
         return 0.0 if waits is None else _SPANS * float(waits.sum()) / self.sample.num_sessions
 

@@ -25,7 +25,7 @@ _T_95 = (
     2.0686576104190486, 2.0638985616280245, 2.0595385527532972, 2.0555294386428735,
     2.0518305164802846, 2.0484071417952454, 2.045229642132703, 2.0422724563012378,
 )  # fmt: skip
-"""stdtrit(n, 0.975) for n from 1: what nearly all ask for, without scipy, which takes 0.2 s."""
+"""scipy's stdtrit(n, 0.975) for n = 1, 2, ...: usual intervals without importing scipy, 0.2 s."""
 _FREEDOMS = range(1, len(_T_95) + 1)
 MOST_REPLICATIONS = 10_000
 
@@ -33,11 +33,11 @@ MOST_REPLICATIONS = 10_000
 def replicated(
     experiment: Experiment, replications: int, source: str = "experiment", /, **changes: object
 ) -> list[Experiment]:
-    """Return an experiment once per replication; replication i has the experiment's seed plus i.
+    """Return one experiment per replication; replication i has the experiment's seed plus i.
 
-    So whatever else is varied meets the same requests and luck (common random numbers). A
-    ConfigError from `source` if the changes do not go with it, or without a replication, or with
-    more than anybody waits for.
+    Whatever else is varied meets the same requests and luck (common random numbers). Raises a
+    ConfigError, naming `source`, if `changes` are wrong, or if `replications` is below 1 or too
+    large.
     """
     if not is_whole(replications) or not 1 <= replications <= MOST_REPLICATIONS:
         raise ConfigError(
@@ -53,17 +53,17 @@ class SpeedUp:
     """How many times faster than the baseline, with a paired 95 % confidence interval."""
 
     mean: float  # geometric mean over the replications
-    low: float | None  # None with a single replication, which says nothing about spread
+    low: float | None  # None with a single replication
     high: float | None
     model_low: float | None = None
-    """Ends of it with step times as far off as on four in five servers measured; None where nobody
-    knows."""
+    """Ends of the interval if step times are off as on four in five measured servers; None if that
+    error is not known."""
     model_high: float | None = None
 
 
 @dataclass(frozen=True)
 class Regret:
-    """How much slower than a reference, in percent, with a paired 95 % confidence interval."""
+    """How much slower than a reference, percent, with a paired 95 % confidence interval."""
 
     reference: str  # label of the policy that it is compared with
     mean: float  # geometric mean over the replications; negative if faster than the reference
@@ -79,7 +79,7 @@ def speed_up(
     """Return the geometric mean of paired latency ratios, and its 95 % interval (t, of logs).
 
     Args:
-        errors: How far times of the two may be off.
+        errors: Estimated errors of the times of baseline and candidate.
     """
     mean, half_width = _log_ratio(baseline, candidate)
     ends: list[float | None] = [None, None]
@@ -93,7 +93,7 @@ def speed_up(
 
 
 def regret(reference: list[float], candidate: list[float], label: str) -> Regret:
-    """Return by how many percent latencies exceed a reference's, averaged as in `speed_up`."""
+    """Return by how many percent latencies exceed the reference's, averaged as in `speed_up`."""
     mean, half_width = _log_ratio(candidate, reference)
     if half_width is None:
         return Regret(label, _percent_above(mean), None, None)
@@ -106,7 +106,7 @@ def _percent_above(log_ratio: float) -> float:
 
 
 def _log_ratio(above: list[float], below: list[float]) -> tuple[float, float | None]:
-    """Return the mean logarithm of the ratios, and half its 95 % interval if there are several."""
+    """Return the mean log ratio and half its 95 % interval; None in its place for one pair."""
     return mean_and_half_width([float(np.log(a / b)) for a, b in zip(above, below, strict=True)])
 
 
@@ -115,7 +115,7 @@ def mean_and_half_width(
 ) -> tuple[float, float | None]:
     """Return the mean of samples and half its confidence interval, by Student's t.
 
-    The interval misses with a chance of `error`; it is None of a single sample.
+    The interval misses with probability `error`; its half-width is None for a single sample.
     """
     mean, count = fmean(samples), len(samples)
     if count < 2:
@@ -124,7 +124,7 @@ def mean_and_half_width(
 
 
 def student_t(freedom: float, error: float = 0.05) -> float:
-    """Return how many standard errors are half a confidence interval that misses with `error`."""
+    """Return the quantile of Student's t for a two-sided interval that misses with `error`."""
     if error == 0.05 and freedom in _FREEDOMS:
         return _T_95[int(freedom) - 1]
     from scipy.special import stdtrit

@@ -1,9 +1,10 @@
-"""Policy check: a policy through a hundred small worlds, and what it breaks in them.
+"""Policy check: run a policy through a hundred small worlds, and list what it breaks in them.
 
-A world is an experiment of a fraction of a second with one thing that real servers have and first
-drafts of policies forget: a step of prefills alone, no memory, requests that come all at once or
-one by one, or turn after turn, steps scheduled before the last one's outcome is known, replicas
-that fail, prefill and decode apart. A policy that needs synchronous scheduling has half of them.
+A world is an experiment of a fraction of a second with one property of real servers that first
+drafts of policies forget: a step of prefills alone, no free memory, requests that come all at once,
+one by one, or turn after turn, steps scheduled before the previous outcome is known, failing
+replicas, separate prefill and decode pools. A policy that needs synchronous scheduling has half of
+them.
 """
 
 import signal
@@ -34,8 +35,8 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
-LONGEST = 10.0  # seconds that a world of a fraction of a second may take
-_AGAIN = 0.01  # seconds after which a policy that goes on all the same is stopped again
+LONGEST = 10.0  # seconds that one world may take; usually it takes a fraction of one
+_AGAIN = 0.01  # seconds after which a policy that catches the alarm is interrupted again
 _TABLES = load_mapping(Path(__file__).with_name("worlds.yaml"), ConfigError)
 _METHODS, _LOADS = _TABLES["methods"], _TABLES["loads"]
 _SERVERS, _CLUSTERS = _TABLES["servers"], _TABLES["clusters"]
@@ -47,7 +48,7 @@ _EVERY = "every world"
 
 @dataclass(frozen=True)
 class World:
-    """One small experiment."""
+    """One small experiment, and its name."""
 
     name: str
     config: dict[str, Any]
@@ -55,17 +56,17 @@ class World:
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """What came of all worlds."""
+    """The results of all worlds."""
 
     policy: str
-    num_worlds: int  # that were run
-    broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
+    num_worlds: int  # worlds that were run
+    broken: dict[str, list[str]]  # names of the worlds in which each fault occurred, by fault
     seconds: float
-    runs_as: str  # what the engine asks when it is asked
+    runs_as: str  # how the engine calls the policy
 
     @property
     def num_broken(self) -> int:
-        """In how many worlds anything was wrong."""
+        """Number of worlds with any fault."""
         worlds = {world for worlds in self.broken.values() for world in worlds}
         return self.num_worlds if _EVERY in worlds else len(worlds)
 
@@ -73,8 +74,8 @@ class PolicyCheck:
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
 ) -> PolicyCheck:
-    """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
-    begun_at, runs_as = monotonic(), _runs_as(policy)  # no world has to wait for the compiler
+    """Run a policy through all worlds that suit it; `config` is how an experiment names it."""
+    begun_at, runs_as = monotonic(), _runs_as(policy)  # first: no world waits for the compiler
     method = _method(policy)
     broken: dict[str, list[str]] = {problem: [_EVERY] for problem in _misspelt(policy)}
     num_worlds = 0
@@ -83,7 +84,7 @@ def check_policy(
         try:
             for problem in _problems(world, policy):
                 broken.setdefault(problem, []).append(world.name)
-        except _EndlessError as error:  # and so it would be in every other
+        except _EndlessError as error:  # it would be endless in every other world, too
             broken[str(error)] = [world.name]
             break
         if on_progress is not None:
@@ -98,7 +99,7 @@ def _runs_as(policy: Policy) -> str:
 
 
 def _misspelt(policy: Policy) -> Iterator[str]:
-    """Yield a line for each name of a policy's class that nobody uses and that is nearly a hook."""
+    """Yield a line for each unused name of a policy's class that is almost the name of a hook."""
     hooks = [name for name in {*dir(Policy)} - {*dir(Member)} if not name.startswith("_")]
     for each in type(policy).__mro__:
         if issubclass(Policy, each) or each.__module__.startswith("specsim."):
@@ -115,11 +116,11 @@ def _misspelt(policy: Policy) -> Iterator[str]:
 
 
 def _used_names(values: Iterable[Any]) -> set[str]:
-    """Return the names that some functions, properties, and functions inside them look up."""
+    """Return the names that functions and properties, and functions inside them, look up."""
     functions = [getattr(value, "fget", value) for value in values]
     codes = [each.__code__ for each in functions if hasattr(each, "__code__")]
     names: set[str] = set()
-    for code in codes:  # which grows meanwhile
+    for code in codes:  # grows during the loop
         names |= {*code.co_names}
         codes += [inner for inner in code.co_consts if hasattr(inner, "co_names")]
     return names
@@ -140,14 +141,14 @@ def _method(policy: Policy) -> dict[str, Any]:
 
 
 def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[World]:
-    """Yield the worlds of a policy."""
+    """Yield the worlds in which a policy is checked."""
     can_async = has_async_form(policy) and PROPOSERS.parse(method).supports_async
     modes = [name for name in _MODES if name == "sync" or can_async]
     base = {**_BASE, "policy": config}
     base["profile"] = _TABLES["profiles"].get(method["method"], base["profile"])
     for load, server, mode in product(_LOADS, _SERVERS, modes):
         if server == "prefill first" and mode == "async":
-            continue  # vLLM V0 knew no such thing
+            continue  # vLLM V0 had no such option
         yield World(f"{load}, {server}, {mode}", {**base, **_world(method, load, server, mode)})
     for cluster, mode, load in product(_CLUSTERS, modes, ("all at once", "a steady stream")):
         world = _world(method, load, "a usual server", mode)
@@ -161,7 +162,7 @@ def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[W
 
 
 def _takes(policy: Policy, length: int) -> bool:
-    """Tell whether a policy can be used where drafts have this length at most."""
+    """Return whether a policy can be used with drafts of at most this length."""
     try:
         with time_limit(policy):
             policy.max_draft_len(length)
@@ -191,10 +192,10 @@ def _problems(world: World, policy: Policy) -> Iterator[str]:
         with time_limit(policy):
             experiment = Experiment.parse(world.config, "world")
             requests = _with_tokens(experiment) if policy.uses_tokens else None
-            # Loops run as Python first, which finds what machine code would write to other places.
+            # Loops run as Python first, where writes beyond an array's end raise an error.
             with policy.loops.as_python() if isinstance(policy, LoopPolicy) else nullcontext():
                 runs = [simulate(experiment, requests=requests, check=True)]
-            # Whatever is the same again keeps them too, unless machine code wrote somewhere else.
+            # An equal run keeps the invariants too, unless machine code wrote somewhere else.
             runs.append(
                 simulate(experiment, requests=requests, check=isinstance(policy, LoopPolicy))
             )
@@ -234,22 +235,22 @@ def _with_tokens(experiment: Experiment) -> list[Request]:
 
 
 def _without_step(text: str) -> str:
-    """Return a message without what differs from step to step, so that equal faults count once."""
+    """Return a message without numbers that change from step to step, so that faults count once."""
     before, found, after = text.partition(" in step ")
     return before + after[after.find(";") :] if found else text
 
 
 class _EndlessError(PluginError):
-    """A world was not done in time."""
+    """A world was not finished in time."""
 
 
 class _Alarm(BaseException):
-    """Time is over: no Exception, which a policy may catch."""
+    """Time is over; not an Exception, because a policy may catch those."""
 
 
 @contextmanager
 def time_limit(policy: Policy) -> Iterator[None]:
-    """Raise an _EndlessError in whatever line of Python runs when a world takes too long."""
+    """Raise an _EndlessError from whatever Python line runs when a world takes too long."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
@@ -262,9 +263,9 @@ def time_limit(policy: Policy) -> Iterator[None]:
         own = (each for each in frames if isinstance(each.f_locals.get("self"), type(policy)))
         at = next(own, None)
         if at is None and where:
-            return  # the first alarm is on its way
+            return  # the first alarm is already on its way
         where.append("" if at is None else f" ({at.f_code.co_filename}, line {at.f_lineno})")
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)  # a bare except may have caught it
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)  # a bare except may catch the first
         raise _Alarm
 
     before = signal.signal(signal.SIGALRM, ring)

@@ -1,11 +1,11 @@
-"""Split: what becomes of a number of GPUs if some of them prefill and the others decode.
+"""Split: the best use of a number of GPUs: colocated replicas, or prefill and decode pools.
 
-Every split, and colocated replicas, meet the same requests on the same luck. A search looks at the
-tensor parallelism of each pool and at policies, too: each pool is simulated by itself, for every
-number of replicas that it may have: a prefill pool alone, a decode pool behind prefill replicas of
-which each request finds one idle. What requests meet in two pools together is then put together
-from both, request by request, and the best pairs are simulated whole. What this leaves out is that
-a prefill pool that queues hands over its requests in another rhythm than they came in.
+Every split, and colocated replicas, meet the same requests on the same luck. A search also varies
+the tensor parallelism of each pool and the policies. It first simulates each pool by itself, for
+every number of replicas that it may have: a prefill pool alone, a decode pool behind so many
+prefill replicas that each request finds one idle. It predicts each pair of pools from both, request
+by request, and simulates the best pairs as a whole. The prediction leaves out that a prefill pool
+with a queue hands over requests in another rhythm than they came in.
 """
 
 import re
@@ -44,8 +44,8 @@ from specsim.workload.trace import TraceRequests
 T = TypeVar("T")
 Columns = dict[str, NDArray[np.float64]]
 
-_IDLE = 64  # prefill replicas before a decode pool that is looked at by itself
-_MOST = 16  # splits of each pair of profiles, so that the time does not grow with the GPUs
+_IDLE = 64  # prefill replicas before a decode pool that is simulated by itself
+_MOST = 16  # splits per pair of profiles, so that the time does not grow with the number of GPUs
 
 COLUMNS = (
     "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
@@ -55,35 +55,35 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Way:
-    """One way to use the GPUs."""
+    """One way to use the GPUs, as an experiment."""
 
-    label: str  # ``colocated``, or replicas of the pools, ``2p + 6d``
-    gpus: int  # in use: a replica may need several, so that some may be left over
+    label: str  # ``colocated``, or the replicas of the pools: ``2p + 6d``
+    gpus: int  # in use; some are left over if replicas need several each
     experiment: Experiment
-    policy: str | None = None  # where policies are searched, too
+    policy: str | None = None  # short form, if policies are searched
 
     @property
     def is_bound(self) -> bool:
-        """Whether its policy knows what no server does."""
+        """Whether its policy uses what no server can know."""
         return is_bound(self.experiment.effective_policy)
 
 
 @dataclass(frozen=True)
 class SplitRow:
-    """One way to use the GPUs, at one load; means over the replications."""
+    """The results of one way to use the GPUs at one load; means over the replications."""
 
     label: str
-    rate: float | None  # requests per second; None where the experiment has no rate
-    prefill_replicas: int  # none of them where replicas are colocated
+    rate: float | None  # requests/s; None if the experiment has no rate
+    prefill_replicas: int  # 0 if replicas are colocated
     decode_replicas: int
     gpus: int
-    values: dict[str, float | None]  # by `COLUMNS`
+    values: dict[str, float | None]  # by the names in `COLUMNS`
     stability: Stability
     is_efficient: bool = True
-    """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load. A bound
-    never is, and beats nobody."""
+    """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at this load. Always
+    False for bounds, which do not count against other ways either."""
     policy: str | None = None
-    is_bound: bool = False  # nobody can run its policy
+    is_bound: bool = False  # no server can run its policy
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -102,13 +102,13 @@ class SplitRow:
 
 @dataclass(frozen=True)
 class Split:
-    """All ways to use the GPUs, the best of each load first, bounds last."""
+    """The results of all ways to use the GPUs, by load and then the best first; bounds last."""
 
     gpus: int
     rows: list[SplitRow]
 
     def save(self, folder: Path | str, **more: Any) -> None:
-        """Write ``split.json``, with `more` in it; a ConfigError if it cannot be written."""
+        """Write ``split.json`` with more fields; a ConfigError if it cannot be written."""
         rows = [row.to_dict() for row in self.rows]
         data = {"gpus": self.gpus, "rows": rows, **more, "specsim_version": __version__}
         with new_folder(Path(folder), ["split.json"]) as unfinished:
@@ -116,10 +116,10 @@ class Split:
 
 
 def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:
-    """Yield the ways to use some GPUs.
+    """Yield the ways to use some GPUs, colocated replicas first.
 
-    First colocated replicas. Pools are as in the experiment, if it has them. A ConfigError if
-    there are too few GPUs for any.
+    Pools have the settings of the experiment's pools, if it has any. Raises a ConfigError if there
+    are too few GPUs for any way.
     """
     if experiment.scalers:
         raise ConfigError("autoscaling: split compares pools of fixed size; leave it out")
@@ -163,7 +163,7 @@ def compare_splits(
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> Split:
-    """Run every way to use some GPUs, at the experiment's load or several rates, requests/s."""
+    """Run every way to use some GPUs, at the experiment's load or at several rates, requests/s."""
     loads: list[float | None] = list(dict.fromkeys(rates)) if rates else [None]
     ways = [way for rate in loads for way in splits(at_rate(experiment, rate), gpus)]
     if all(way.label == "colocated" for way in ways):
@@ -181,7 +181,7 @@ def _simulated_rows(ways: list[Way], replications: int, runner: Runner) -> list[
 
 
 def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
-    """Return an experiment at another rate, requests/s; a ConfigError if its arrivals have none."""
+    """Return an experiment at another rate, requests/s; a ConfigError if it has no rate."""
     if rate is None:
         return experiment
     workload = experiment.workload
@@ -190,7 +190,7 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
             f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
         )
     scale = {"time_scale": 1.0} if isinstance(workload.arrivals, TraceReplay) else {}
-    starts = rate / _turns(workload)  # per second, of sessions
+    starts = rate / _turns(workload)  # sessions per second
     arrivals = workload.arrivals.model_copy(update={"rate": starts, **scale})
     return experiment.replace(
         "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
@@ -198,7 +198,7 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
 
 
 def _turns(workload: WorkloadConfig) -> float:
-    """Return how many requests an arrival brings in the mean."""
+    """Return the mean number of requests per arrival."""
     return 1.0 if workload.lengths is None else workload.lengths.mean_turns
 
 
@@ -237,13 +237,13 @@ def _value(data: dict[str, Any], name: str) -> float | None:
 
 
 def _row_order(row: SplitRow) -> tuple[float, ...]:
-    """Order rows of a load: by attainment where there are limits, then by latency; bounds last."""
+    """Return the sort key of a row: SLO attainment if there are limits, latency; bounds last."""
     attainment, latency = row.values["slo_attainment"], row.values["mean_e2el_ms"]
     return (row.rate or 0.0, row.is_bound, -round(attainment or 0.0, 6), latency or 0.0)
 
 
 def _judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
-    """Return a row with whether any other row of its load beats it."""
+    """Return a row with `is_efficient` set, given all rows of its load."""
     own, *others = (
         [each.values[name] or 0.0 for name in ("p99_ttft_ms", "mean_tpot_ms")]
         for each in (row, *(each for each in rows if each.rate == row.rate and not each.is_bound))
@@ -252,13 +252,13 @@ def _judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
 
 
 def _is_beaten(own: Iterable[float], others: Iterable[Iterable[float]]) -> bool:
-    """Return whether each of some numbers is lower in one of the others."""
+    """Return whether one of the others is lower in every number."""
     return any(all(map(lt, other, own)) for other in others)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """What requests meet in a pool by itself; an array by request each, seconds."""
+    """What requests meet in a pool that is simulated alone; arrays of shape (n,), seconds."""
 
     columns: Columns
     is_overloaded: bool
@@ -266,7 +266,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class SplitPrediction:
-    """What the pools of a way come to together, as far as they can be told apart."""
+    """The predicted results of a pair of pools, put together from both."""
 
     way: Way
     attainment: float | None
@@ -286,16 +286,16 @@ class SplitPrediction:
 
 @dataclass
 class Search:
-    """What was looked at on the way to the rows of a `Split`."""
+    """What a search looked at, besides the rows of its `Split`."""
 
     predictions: list[SplitPrediction] = field(default_factory=list)
-    """Of all pairs of pools that keep up; the best of each load first, bounds last."""
+    """All pairs of pools that keep up, by load and then the best first; bounds last."""
     left_out: list[str] = field(default_factory=list)  # what could not be run, and why
     pieces: int = 0  # simulations of a pool by itself
     too_small: int = 0
-    """Pairs that were left out since the queue of a pool, or of a larger one, kept growing."""
+    """Pairs that were left out because the queue of one of their pools kept growing."""
     worst_error: float | None = None
-    """Of the mean latencies predicted, over the splits that were simulated whole and are stable."""
+    """Largest error of a predicted mean latency, over stable splits that were simulated whole."""
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -316,17 +316,17 @@ def search_splits(
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[Split, Search]:
-    """Look for the best way to use some GPUs; the rows are those that were simulated whole.
+    """Search for the best way to use some GPUs; the rows are those that were simulated whole.
 
-    A SpecsimError if one of them cannot be run, or there is none.
+    Raises a SpecsimError if one of them cannot be run, or there is none.
 
     Args:
-        sizes: Tensor parallelism of a replica, of either pool; by default the experiment's.
-        rates: Requests per second in place of the experiment's.
-        most: Splits that are simulated whole, of each load; half of them the best, the others
-            those that no other beats in both p99 TTFT and mean TPOT, if they are not among the
-            best.
-        replications: Of those, and of colocated replicas; pools by themselves are run once.
+        sizes: Tensor parallelism of a replica in either pool; by default the experiment's.
+        rates: Requests per second, in place of the experiment's.
+        most: Splits to simulate whole, per load: half of them the best, half those that no other
+            beats in both p99 TTFT and mean TPOT.
+        replications: Of splits that are simulated whole, and of colocated replicas; pools by
+            themselves are run once.
     """
     if isinstance(experiment.workload.arrivals, ClosedLoop):
         raise ConfigError(
@@ -382,7 +382,7 @@ def _ways(
 
 
 def thinned(found: list[T], what: str, left_out: list[str]) -> list[T]:
-    """Return some of many splits, the first and the last among them, and say so."""
+    """Return a part of many splits, the first and last included; note it in `left_out`."""
     places = np.unique(np.linspace(0, len(found) - 1, min(len(found), _MOST)).round().astype(int))
     note = f"{len(found) - len(places)} of {len(found)} splits{what}, between those looked at"
     if len(places) < len(found) and note not in left_out:
@@ -398,7 +398,7 @@ def _size(profile: str) -> str:
 def _of_sizes(
     profile: str, sizes: Sequence[int] | None, gpus: int, left_out: list[str]
 ) -> Iterator[str]:
-    """Yield the profiles of a model on a GPU in some sizes, as far as there are any."""
+    """Yield the profiles of a model on a GPU in some sizes, if they exist."""
     if sizes is None:
         yield profile
         return
@@ -417,9 +417,10 @@ def _of_sizes(
 
 
 def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[SplitPrediction]:
-    """Return what pairs of pools come to of which both keep up, the best first.
+    """Return predictions for pairs of pools that both keep up, the best first.
 
-    A pool is run with ever fewer replicas until its queue keeps growing: fewer would be no better.
+    A pool is run with ever fewer replicas until its queue keeps growing; still fewer would not
+    help.
     """
     ladders: dict[tuple[str, ...], dict[int, Experiment]] = {}
     for way in ways:
@@ -445,7 +446,7 @@ def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[SplitPre
 
 
 def _piece_of(way: Way, pool: str) -> tuple[tuple[str, ...], int]:
-    """Return what a pool of a way is simulated by itself as, and how many replicas it has."""
+    """Return the key of a way's pool as simulated by itself, and its number of replicas."""
     own = getattr(way.experiment.pools, pool)
     what = way.policy or ""
     if pool == "prefill":
@@ -457,7 +458,7 @@ def _piece_of(way: Way, pool: str) -> tuple[tuple[str, ...], int]:
 def _climb_down(
     task: tuple[str, list[tuple[int, Experiment]]],
 ) -> tuple[dict[int, _Piece], str | None]:
-    """Run a pool by itself with ever fewer replicas; also say why if it cannot be run."""
+    """Run a pool by itself with ever fewer replicas; also return why if it cannot be run."""
     pool, steps = task
     found: dict[int, _Piece] = {}
     for replicas, experiment in steps:
@@ -515,7 +516,7 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
 
 
 def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
-    """Return the best, and what nothing beats in both latencies, in their order."""
+    """Return the best predictions and those that no other beats in both latencies, in order."""
     front = []
     for bound in (False, True):
         own = [each for each in predictions if each.way.is_bound == bound]

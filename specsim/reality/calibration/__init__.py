@@ -1,4 +1,4 @@
-"""A calibration from beginning to end, whatever the engine: measure, fit, simulate, judge."""
+"""A calibration of any engine from beginning to end: measure, fit, simulate, judge."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +16,19 @@ from specsim.profile import Profile
 from specsim.reality.validation import Statistic, compare_runs, mean_error, spread
 from specsim.results.metrics import Requests
 
-JUDGED = ("tpot", "latency")  # metrics whose mean has to keep to the stated error
+JUDGED = ("tpot", "latency")  # metrics whose means must be within the stated error
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much traffic a run gets."""
+    """The traffic of a run."""
 
     name: str
     share: float
-    """Arrival rate, as a share of what the server gets done without speculation when it is never
-    idle."""
-    seconds: float  # for so long requests arrive
+    """Arrival rate, as a share of the throughput of a never idle server without speculation."""
+    seconds: float  # duration of the arrivals
 
     def num_requests(self, rate: float) -> int:
         return max(20, round(self.seconds * rate))  # requests of a case
@@ -37,17 +36,17 @@ class Load:
 
 @dataclass(frozen=True)
 class Label:
-    """What tells one case from another."""
+    """The labels of a case."""
 
     acceptance: str
-    """``synthetic``, ``real``, or ``recorded`` where the simulation is given the real run's."""
+    """``synthetic``, ``real``, or ``recorded`` if the simulation uses the real run's acceptance."""
     load: Load
     policy: str
     rate: float  # requests per second
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether acceptance is decided by luck that the simulation shares."""
+        """Whether acceptance is drawn by luck that the simulation shares."""
         return self.acceptance == "synthetic"
 
     @property
@@ -57,17 +56,17 @@ class Label:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: real runs and their simulation."""
+    """One case: real runs and their simulations."""
 
     case: Label
     runs: Sequence[Requests]  # the repetitions
     statistics: list[Statistic]  # means over the repetitions, and over their simulations
     slowness: list[float]
-    """How slow the machine was on average in each repetition, by its probes, relative to its mean
-    while what the profile is fitted to was measured; empty if it was not probed."""
+    """Mean slowness of the machine in each repetition, by its probes, relative to the fitted
+    measurements; empty without probes."""
     at_speed: list[Statistic]
-    """As `statistics`, the simulation being told how fast the machine was in each repetition, from
-    one quarter of a second to the next."""
+    """As `statistics`, but with the speed of the machine in each repetition simulated, per quarter
+    of a second."""
 
     @classmethod
     def of(
@@ -84,7 +83,7 @@ class CaseResult:
         return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
 
     def mean_at_speed(self, metric: str) -> Statistic:
-        """Return a mean, the simulation being told how fast the machine was."""
+        """Return a mean, with the machine's speed simulated."""
         return next(s for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
 
     @property
@@ -100,7 +99,7 @@ class CaseResult:
         return float(np.mean([each.spread or 0.0 for each in self.statistics]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values: milliseconds, and shares of 1."""
+        """Return all fields as plain values: milliseconds, and shares of 1."""
         return {
             "case": self.case.name,
             "acceptance": self.case.acceptance,
@@ -119,7 +118,7 @@ class CaseResult:
 
 
 def _means(runs: Sequence[Requests], simulated: Sequence[Requests]) -> list[Statistic]:
-    """Return every statistic, averaged over the repetitions, and how far these lie apart."""
+    """Return every statistic, averaged over the repetitions, with their spread."""
     tables = [compare_runs([run], ours) for run, ours in zip(runs, simulated, strict=True)]
     statistics = []
     for row in zip(*tables, strict=True):
@@ -131,21 +130,21 @@ def _means(runs: Sequence[Requests], simulated: Sequence[Requests]) -> list[Stat
 
 
 def judged(result: CaseResult, stated_error: float) -> bool:
-    """Return whether mean TPOT and mean latency keep to the stated error, a share.
+    """Return whether mean TPOT and mean latency are within the stated error, a share.
 
-    Or to twice the spread of the real repetitions, where that is larger: nothing can be predicted
-    better than it repeats. The simulation is told how fast the machine was, where that was probed.
+    Or within twice the spread of the real repetitions if that is larger, since a prediction cannot
+    be better than the repeatability. The machine's speed is simulated where it was probed.
     """
     means = [result.mean_at_speed(metric) for metric in JUDGED]
     return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
 
 
 def tells(result: CaseResult, stated_error: float) -> bool:
-    """Return whether a case that keeps to the stated error says something about the profile.
+    """Return whether a case within the stated error is evidence for the profile.
 
-    Either the real repetitions lie apart by no more than that; if not, keeping to twice their
-    spread shows nothing. Or what set them apart is known: a simulation that is told how fast the
-    machine was keeps to the stated error by itself.
+    It is if the real repetitions differ by no more than that error; within twice a larger spread
+    shows nothing. It is also if the cause of the spread is known: with the machine's speed
+    simulated, the errors are within the stated one.
     """
     spreads = [result.statistic(metric, "mean").spread for metric in JUDGED]
     if all((spread or 0.0) <= stated_error for spread in spreads):
@@ -156,16 +155,16 @@ def tells(result: CaseResult, stated_error: float) -> bool:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two values of k whose order by mean latency the simulation gets wrong."""
+    """Two values of k that the simulation puts in the wrong order by mean latency."""
 
     acceptance: str
     load: str
-    faster: str  # in the real runs
+    faster: str  # of the real runs
     slower: str
 
 
 def swaps(results: Sequence[CaseResult]) -> list[Swap]:
-    """Return where the simulation swaps two fixed k that differ by more than real spreads."""
+    """Return the wrong orders of two fixed k that differ by more than the real spreads."""
     fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
     found = []
     for one, two in combinations(fixed, 2):
@@ -184,21 +183,21 @@ def swaps(results: Sequence[CaseResult]) -> list[Swap]:
 
 @dataclass(frozen=True)
 class Part:
-    """A profile, and the cases that say how well it predicts what they measured."""
+    """A profile, and the cases in which it is tested."""
 
-    name: str  # empty where it is the only one
+    name: str  # empty if it is the only one
     profile: Profile
     results: list[CaseResult]
 
 
 @dataclass
 class Calibration:
-    """What came of a calibration, and whether the cases keep to what was stated."""
+    """The results of a calibration, and whether its cases are within the stated error."""
 
     stated_error: float  # of mean TPOT and mean latency, as a share
     results: list[CaseResult]
     capacity: float = 0.0  # requests per second without speculation, never idle
-    rates: dict[str, float] = field(default_factory=dict)  # requests per second of every load
+    rates: dict[str, float] = field(default_factory=dict)  # arrival rate of each load, requests/s
     parts: list[Part] = field(default_factory=list)
     findings: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # measured but not judged, and why
@@ -213,12 +212,12 @@ class Calibration:
 
     @property
     def is_kept(self) -> bool:
-        """Whether everything is as stated, as far as the real runs can tell."""
+        """Whether all cases are within the stated error, as far as real runs can tell."""
         return not (self.failed or self.swaps or self.left_out)
 
     @property
     def is_validated(self) -> bool:
-        """Whether everything is as stated, and every case says something about the profile."""
+        """Whether all cases are within the stated error, and each is evidence for the profile."""
         return self.is_kept and all(tells(each, self.stated_error) for each in self.results)
 
     @property
@@ -230,7 +229,7 @@ class Calibration:
         return ", ".join(f"{name} {status}".strip() for name, status in self.statuses.items())
 
     def validates(self, part: Part) -> bool:
-        """Return whether one part keeps to error and order, and every case says something."""
+        """Return whether one part is right in error and order, with each case as evidence."""
         policies = {each.case.policy for each in part.results}
         return all(
             judged(each, self.stated_error) and tells(each, self.stated_error)
@@ -250,47 +249,47 @@ class Calibration:
 
 
 class Subject(Protocol):
-    """An engine that is calibrated, and how; verbs in the order in which they are called."""
+    """An engine to calibrate, and how; methods in the order of their calls."""
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is, for ``meta.json``."""
+        """Description of the engine for ``meta.json``."""
 
     @property
     def loads(self) -> Sequence[Load]:
-        """All of them, lightest first."""
+        """All loads, lightest first."""
 
     @property
     def stated_error(self) -> float:
-        """What its profiles promise, of mean TPOT and mean latency, as a share."""
+        """The error that its profiles promise, of mean TPOT and mean latency, as a share."""
 
     @property
     def profiles(self) -> Mapping[str, str]:
-        """Per part of the calibration the file of its profile; without speculation first."""
+        """File of the profile per part of the calibration; the part without speculation first."""
 
     def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
-        """Measure all that comes before the cases; the folder is that of the calibration.
+        """Measure all that comes before the cases, into the folder of the calibration.
 
-        Return the requests per second without speculation when the engine is never idle, and what
-        else goes into ``meta.json``.
+        Returns the throughput without speculation of a never idle engine, requests/s, and more
+        fields of ``meta.json``.
         """
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
-        """Run and record the cases of one part, at so many requests per second of each load."""
+        """Run and record the cases of one part; `rates` are requests/s by load."""
 
     def compare(self, part: str) -> Part:
-        """Fit a profile, a candidate, to what was measured, and simulate the same cases."""
+        """Fit a candidate profile to the measurements, and simulate the same cases."""
 
     def findings(self, found: Calibration) -> dict[str, Any]:
-        """Return what else goes into ``calibration.json``, as plain values."""
+        """Return more fields of ``calibration.json``, as plain values."""
 
 
 def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
-    """Calibrate an engine; `tell` is told what goes on, in lines.
+    """Calibrate an engine; `tell` gets lines about the progress.
 
     The folder, new or empty, fills meanwhile; until the end ``meta.json`` says that it is
-    incomplete. A SpecsimError if something cannot be measured, fitted or written; what was measured
-    before stays.
+    incomplete. Raises a SpecsimError if something cannot be measured, fitted or written; earlier
+    measurements stay.
     """
     check_folder(folder)
     meta = {**subject.description, "specsim_version": __version__}
@@ -343,14 +342,14 @@ def _write_results(found: Calibration, subject: Subject, folder: Path, *, comple
 def with_status(
     profile: Profile, *, is_validated: bool, stated_error: float, **known: str
 ) -> Profile:
-    """Return a profile that says whether it has kept what it promises, and what else is known."""
+    """Return a profile with its validation status and other provenance."""
     update = {"status": "validated" if is_validated else "candidate", "stated_error": stated_error}
     provenance = profile.provenance.model_copy(update={**update, **known})
     return profile.model_copy(update={"provenance": provenance})
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that results would get lost in."""
+    """Raise an error if results in this folder would be lost."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
 
@@ -361,6 +360,6 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as YAML, as `load_profile` reads it."""
+    """Write a profile as YAML, in the form that `load_profile` reads."""
     with new_file(path) as temporary:
         temporary.write_text(profile.to_yaml(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Calibration of an engine of our own: steps of a grid are timed, then whole runs are served."""
+"""Calibration of the bundled torch engine: time the steps of a grid, then serve whole runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,38 +42,38 @@ if TYPE_CHECKING:
     from specsim.reality.torch_engine.engine import TorchEngine
 
 _PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))  # policies, requests per slot
-_PRIOR = 0.5  # of a rate that was never tried; counts for one trial
+_PRIOR = 0.5  # acceptance rate of an untried position; weighs as one trial
 _AT_ONCE = 1e6  # requests per second
 
 
 @dataclass(frozen=True)
 class Case(Label):
-    """An experiment that is run on the real engine and simulated, one and the same."""
+    """An experiment that is run on the real engine and also simulated."""
 
-    experiment: Experiment  # as simulated; with the rates expected where acceptance is real
+    experiment: Experiment  # as simulated; with expected rates if acceptance is real
     requests: list[Request]
 
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """One calibration."""
+    """The settings of one calibration."""
 
     grid: StepGrid
     loads: tuple[Load, ...]
     max_num_seqs: int
     max_model_len: int
-    prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
+    prompt_lens: tuple[int, int]  # least and most, uniform; likewise `output_lens`
     output_lens: tuple[int, int]
-    repetitions: int  # how often each real run is made; their spread is the noise floor
-    minutes: int  # about how long it takes: a slower machine gets fewer requests, not more time
+    repetitions: int  # real runs per case; their spread is the noise floor
+    minutes: int  # target duration: a slower machine gets fewer requests, not more time
     cases_per_round: int
-    """After so many cases the grid is measured once more: a machine that gets slower meanwhile does
-    so for what is fitted, too."""
-    real_loads: tuple[str, ...]  # loads at which acceptance is real, too; it is synthetic at all
+    """The grid is measured again after this many cases, so that a machine that slows down does so
+    in the fitted data, too."""
+    real_loads: tuple[str, ...]  # loads with real acceptance; synthetic acceptance is at all loads
     max_draft_len: int = 5
     policies: tuple[str, ...] = ("off", "static:k=1", "static:k=3", "static:k=5", "goodput")
     synthetic_rates: tuple[float, ...] = (0.75, 0.7, 0.65, 0.6, 0.55)
-    """P(draft token j accepted | all before it were) where acceptance is synthetic."""
+    """P(draft token j accepted | all before it were) of synthetic acceptance."""
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -91,14 +91,14 @@ class TorchPlan:
         }
 
     def cases(self, loads: dict[str, float], real_rates: Sequence[float]) -> list[Case]:
-        """Return all cases; loads are requests per second.
+        """Return all cases; `loads` are requests/s by name.
 
-        Where the models decide, `real_rates` are expected: acceptance of each position of a draft,
-        if all before it were accepted.
+        `real_rates` are the expected acceptance of each draft position, given that all before it
+        were accepted, for cases in which the models decide.
         """
         real_loads = [load for load in self.loads if load.name in self.real_loads]
         cases = []
-        for kind, of_kind, rates, seed in (  # seeds of requests that nothing was fitted to
+        for kind, of_kind, rates, seed in (  # seeds of requests that no fit has seen
             ("synthetic", self.loads, self.synthetic_rates, 1),
             ("real", real_loads, real_rates, 2),
         ):
@@ -109,13 +109,13 @@ class TorchPlan:
         return cases
 
     def profiling_case(self, policy: str, num_requests: int) -> Case:
-        """Return a run in which all requests come at once, for what the grid does not show."""
+        """Return a run with all requests at once, for costs that the grid does not show."""
         made = self._experiment(_AT_ONCE, num_requests, policy, self.synthetic_rates, 0)
         return Case("real", Load("profiling", 0.0, 0.0), policy, _AT_ONCE, *made)
 
     def capacity(self, profile: Profile) -> float:
-        """Return the requests/s of a never idle server without speculation, simulated."""
-        num_requests = 20 * self.max_num_seqs  # so many that filling and emptying count for little
+        """Return the simulated requests/s of a never idle server without speculation."""
+        num_requests = 20 * self.max_num_seqs  # enough that filling and emptying count for little
         case = self.profiling_case("off", num_requests)
         summary = summarized(case.experiment, requests=case.requests, profile=profile)
         return float(summary.data["request_throughput"])
@@ -125,7 +125,7 @@ class TorchPlan:
     ) -> tuple[Experiment, list[Request]]:
         engine: dict[str, Any] = dict(self.engine)
         if policy != "off":
-            # A fixed k is vLLM's num_speculative_tokens, so that `specsim validate` reads it so.
+            # A fixed k is written as num_speculative_tokens, which `specsim validate` reads.
             fixed = policy.partition("static:k=")[2]
             engine["speculative_config"] = {
                 "method": "draft_model",
@@ -151,7 +151,7 @@ class TorchPlan:
 
 
 def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[float]:
-    """Return how often each position of a draft was accepted if all before it were."""
+    """Return how often each draft position was accepted, given that all before it were."""
     tried, accepted = [1.0] * max_draft_len, [_PRIOR] * max_draft_len
     for row in rows:
         for _, draft_len, accepted_len in row.get("accepted", ()):
@@ -163,22 +163,22 @@ def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[flo
 
 @dataclass
 class Served:
-    """What came of a run; rows in the order in which they came about."""
+    """The recording of a run, with rows in the order of events."""
 
     requests: list[RequestRow] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
-    target_seconds: list[float] = field(default_factory=list)  # of each step, the target's pass
+    target_seconds: list[float] = field(default_factory=list)  # target pass of each step
     probes: list[tuple[float, float]] = field(default_factory=list)
-    """When the machine's speed was probed, the run's clock standing still, and how long that took,
-    seconds; empty if the engine does not probe."""
+    """Probes of the machine's speed, with the run's clock stopped: (instant, duration), seconds;
+    empty if the engine has no probe."""
 
     @property
     def host_speed(self) -> HostSpeed | None:
-        """What the probes say; None without."""
+        """The speed of the machine by its probes; None without probes."""
         return HostSpeed.of(self.probes) if self.probes else None
 
     def slowness(self, usual: float) -> list[float]:
-        """Return how many times as long as `usual` (s) probes took at each step; 1 without any."""
+        """Return probe time / `usual` (s) at each step; 1 without probes."""
         speed = self.host_speed
         if speed is None:
             return [1.0] * len(self.steps)
@@ -203,11 +203,11 @@ QUICK, CPU, QUICK_CUDA, CUDA = (_PLANS[name] for name in ("quick", "cpu", "quick
 
 
 class _Levels(NamedTuple):
-    """How many times as much something costs in runs as in the grid.
+    """Ratios of costs in runs to costs in the grid.
 
-    Between two steps of a run a server schedules, counts and writes down, and the caches hold less
-    of the models afterwards. So a grid settles how the costs of steps compare, and runs settle
-    their level.
+    Between two steps of a run the server schedules and records, which evicts parts of the models
+    from the caches. So the grid determines the relative costs of steps, and runs determine their
+    level.
     """
 
     target: float
@@ -216,11 +216,11 @@ class _Levels(NamedTuple):
 
 @dataclass
 class TorchSubject:
-    """An engine that is calibrated; everything that is measured is kept here."""
+    """The bundled engine as a subject of calibration; it keeps all measurements."""
 
     engine: "TorchEngine"
     plan: TorchPlan
-    model: str  # as in ``profiles/``, or the path of a config
+    model: str  # name in ``profiles/``, or path of a config
     gpu: str
     stated_error: float
     profiles: ClassVar[dict[str, str]] = {"": "profile.yaml"}
@@ -229,11 +229,11 @@ class TorchSubject:
         self._folder = Path()
         self._schedule = self.plan.grid.schedule(seed=0)
         self._rounds: list[list[Sample]] = []
-        self._profiling: list[tuple[Case, Served]] = []  # for what a grid does not show
+        self._profiling: list[tuple[Case, Served]] = []  # for costs that the grid does not show
         self._cases: list[Case] = []
-        self._speeds: dict[str, list[HostSpeed]] = {}  # per case, of each repetition
+        self._speeds: dict[str, list[HostSpeed]] = {}  # of each repetition, by case
         self._capacity = 0.0
-        self._accepted: list[float] = []  # rates per position of a draft, while profiling
+        self._accepted: list[float] = []  # acceptance per draft position, in profiling
 
     @property
     def description(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class TorchSubject:
         self._folder, plan = folder, self.plan
         grid = plan.grid
         tell(f"measuring {len(grid.points)} kinds of step, {grid.rounds} times each")
-        list(self.engine.measure(grid.points))  # not counted
+        list(self.engine.measure(grid.points))  # warm-up, not counted
         for _ in range(grid.rounds):
             self._measure_round()
         profile = self._profile()
@@ -330,15 +330,15 @@ class TorchSubject:
         }
 
     def _usual(self) -> float:
-        """Return what a probe took in all runs, on average, seconds; 0 if the engine has none.
+        """Return the mean probe time over all runs, seconds; 0 if the engine has no probe.
 
-        In the grid, between other work, the same probe on the same machine takes less.
+        In the grid, between other work, the same probe takes less.
         """
         profiling = (served.host_speed for _, served in self._profiling)
         return HostSpeed.usual([*profiling, *chain.from_iterable(self._speeds.values())]) or 0.0
 
     def _steps(self) -> list[tuple[StepRow, float, float]]:
-        """Return all steps of the profiling runs, seconds of the target, and how slow all was."""
+        """Return all steps of the profiling runs with target time, seconds, and slowness."""
         usual = self._usual()
         return [
             each
@@ -349,7 +349,7 @@ class TorchSubject:
         ]
 
     def _levels(self, measured: Medians) -> _Levels:
-        """Return what steps cost in the profiling runs on the usual machine, beside the grid."""
+        """Return the ratios of costs in the profiling runs, on the usual machine, to the grid."""
         costs = fit_costs(measured)
         targets, drafts = [], []
         for row, real_target, slowness in self._steps():
@@ -412,7 +412,7 @@ class TorchSubject:
 
 
 def _level(pairs: list[tuple[float, float]]) -> float:
-    """Return how many times as long as predicted something took; 1 of what no step has."""
+    """Return the ratio of measured to predicted times; 1 without any step."""
     found = np.array([(real, ours) for real, ours in pairs if real > 0 and ours > 0])
     if not len(found):
         return 1.0

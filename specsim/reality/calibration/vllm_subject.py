@@ -1,4 +1,4 @@
-"""Calibration of a local vLLM: an engine for each speculation, recorded, fitted and replayed."""
+"""Calibration of a local vLLM: one engine per kind of speculation, recorded and replayed."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -34,13 +34,13 @@ ORDER = (
     *("fit-low", "low", "fit-high", "high"),
     *("fit-low-2", "low-2", "fit-high-2", "high-2", "fit-low-3"),
 )
-"""Runs of one engine. A machine may drift, so each run that is compared stands between two that are
-fitted to, one of either load."""
+"""Runs of one engine. A machine may drift, so each compared run is between two fitted runs, one of
+either load."""
 FITTED = tuple(name for name in ORDER if name.startswith("fit"))
 COMPARED = tuple(name for name in ORDER if name not in FITTED)
 DRAFT_LENS = (1, 3, 5)
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
-_TIMEOUT = 1800.0  # seconds of one engine at least, starting and compiling included
+_TIMEOUT = 1800.0  # least time limit of one engine, seconds, starting and compiling included
 
 
 def load_of(run: str) -> str:
@@ -50,15 +50,15 @@ def load_of(run: str) -> str:
 
 @dataclass(frozen=True)
 class VllmSpeculation:
-    """How an engine speculates."""
+    """The speculation of one engine."""
 
     name: str  # for folders
     draft_len: int = 0
-    config: Mapping[str, Any] | None = None  # vLLM's ``speculative_config``; None if it does not
+    config: Mapping[str, Any] | None = None  # vLLM's ``speculative_config``; None: no speculation
 
     @property
     def policy(self) -> str:
-        """As for ``specsim compare --policies``."""
+        """The policy in the form of ``specsim compare --policies``."""
         return f"static:k={self.draft_len}" if self.config else "off"
 
     @classmethod
@@ -81,20 +81,20 @@ _OFF = VllmSpeculation("off")
 
 @dataclass(frozen=True)
 class VllmPlan:
-    """One calibration of a local vLLM."""
+    """The settings of one calibration of a local vLLM."""
 
-    loads: tuple[Load, ...]  # of `ORDER`: fit-low, low, fit-high, high
-    prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
+    loads: tuple[Load, ...]  # those of `ORDER`: fit-low, low, fit-high, high
+    prompt_lens: tuple[int, int]  # least and most, uniform; likewise `output_lens`
     output_lens: tuple[int, int]
     engine: Mapping[str, Any]  # options of ``vllm.LLM``
     environment: Mapping[str, str] = field(default_factory=dict)
-    start_seconds: float = 40.0  # about how long an engine takes to start and to warm up
+    start_seconds: float = 40.0  # estimated start and warm-up of an engine
 
     def load(self, name: str) -> Load:
         return next(load for load in self.loads if load.name == name)
 
     def minutes(self, num_parts: int) -> int:
-        """Return about how long it takes to measure so many engines; small machines take longer."""
+        """Return the estimated minutes for `num_parts` engines; small machines take longer."""
         serving = sum(self.load(load_of(name)).seconds for name in ORDER)
         # Answers end after the last arrival, and the fits take a moment, too.
         per_part = self.start_seconds + 1.2 * serving + 10.0
@@ -103,10 +103,10 @@ class VllmPlan:
     def runs(
         self, folder: Path, rates: Mapping[str, float], vocab_size: int, seed: int
     ) -> list[VllmRun]:
-        """Return what one engine is asked to serve, in the order of `ORDER`.
+        """Return the runs of one engine, in the order of `ORDER`, each with a folder of its own.
 
-        Made-up requests, arriving by a Poisson process of the rate of the load; a repetition has
-        those of the first run. Each gets a folder of its own in there.
+        Requests are made up and arrive as a Poisson process at the rate of the load; a repetition
+        has the same requests as the first run.
         """
         runs = []
         for name in ORDER:
@@ -136,7 +136,7 @@ class VllmPlan:
 
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
-    """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
+    """Return the plan for a device, ``cpu`` or ``cuda``; `threads` are for a CPU."""
     fields = load_mapping(Path(__file__).with_name("vllm_plans.yaml"), ConfigError)
     plan = dict(fields[device])
     seconds = plan.pop("seconds")["quick" if quick else "full"]
@@ -149,12 +149,12 @@ def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One run that the profile has not seen."""
+    """One run that the profile was not fitted to."""
 
     name: str
     validation: Validation
-    at_speed: Validation  # the simulation is told how fast the machine was, where that was probed
-    slowness: float | None  # the machine's mean, relative to that during the fitted runs
+    at_speed: Validation  # with the machine's speed simulated, if it was probed
+    slowness: float | None  # mean of the machine, relative to the fitted runs
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class VllmPart(Part):
 
 @dataclass
 class VllmSubject:
-    """Models that are calibrated, and with which speculation."""
+    """A model to calibrate on a local vLLM, with its kinds of speculation."""
 
     model: Path  # folder with ``config.json``
     plan: VllmPlan
@@ -182,11 +182,11 @@ class VllmSubject:
     def of(
         cls, model: Path, draft: Path | None, plan: VllmPlan, device: str, **others: Any
     ) -> "VllmSubject":
-        """Return what a model is calibrated with: no speculation, and a draft model or n-gram.
+        """Return the subject of a model: no speculation, and a draft model or n-gram.
 
-        Weights are made up if one of the folders, both with ``config.json``, has none. Others are
-        ``stated_error`` and ``seed``. A SpecsimError if a folder is not that of a model, or the
-        models do not go together.
+        Weights are made up if one of the folders, both with ``config.json``, has none. `others` are
+        ``stated_error`` and ``seed``. Raises a SpecsimError if a folder has no model, or the models
+        do not fit together.
         """
         shape = _checked_shape(model, "--model", plan)
         if draft is None:
@@ -240,7 +240,7 @@ class VllmSubject:
         self._record(_OFF, [run])
         recorded = load_run(run.folder)
         hardware = recorded.section("hardware")
-        self._gpu(hardware)  # before much more is measured
+        self._gpu(hardware)  # fails early on another device
         [measured] = recorded.runs
         seconds = float(measured["ended_at"].max() - measured["arrived_at"].min())
         capacity = len(run.prompts) / seconds
@@ -257,7 +257,7 @@ class VllmSubject:
         try:
             return self.replay(self._speculation(part), runs, self._rates, profile)
         except SpecsimError:
-            profile.unlink(missing_ok=True)  # nothing says how good it is
+            profile.unlink(missing_ok=True)  # no statement of its quality remains
             raise
 
     def findings(self, found: Calibration) -> dict[str, Any]:
@@ -266,9 +266,9 @@ class VllmSubject:
     def record(
         self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float]
     ) -> None:
-        """Measure all loads on one engine, into a run folder for each of `ORDER`.
+        """Measure all loads on one engine, into one run folder per name in `ORDER`.
 
-        That of a first run also holds the requests of its repetition.
+        The folder of a first run also holds the requests of its repetition.
         """
         self._record(speculation, self.plan.runs(folder, rates, self.shape.vocab_size, self.seed))
         for name in COMPARED:
@@ -280,8 +280,8 @@ class VllmSubject:
     ) -> VllmPart:
         """Fit a profile to the runs in a folder, and replay those that are compared.
 
-        The profile is written to a path, as a candidate. A SpecsimError if a run cannot be read,
-        fitted or simulated, or nothing was drafted in one.
+        The profile is written to `path`, as a candidate. Raises a SpecsimError if a run cannot be
+        read, fitted or simulated, or nothing was drafted in one.
         """
         fitted = [folder / name for name in FITTED]
         profile = self._fitted(fitted)
@@ -323,7 +323,7 @@ class VllmSubject:
                 )
 
     def _environment(self, speculation: VllmSpeculation) -> dict[str, str]:
-        """Return further environment variables: on a CPU, memory for just the blocks."""
+        """Return additional environment variables: on a CPU, memory for the KV blocks alone."""
         variables, engine = dict(self.plan.environment), self.plan.engine
         if self.device == "cpu" and _CACHE_VARIABLE not in variables:
             shapes = [self.shape]
@@ -335,7 +335,7 @@ class VllmSubject:
         return variables
 
     def _gpu(self, hardware: Mapping[str, Any]) -> str:
-        """Return what a profile calls the device that vLLM ran on; refuse another kind of it."""
+        """Return the profile's name of the device that vLLM ran on; an error for another device."""
         found = str(hardware.get("device_name"))
         if (found == "cpu") != (self.device == "cpu"):
             other = "cpu" if found == "cpu" else "cuda"
@@ -380,7 +380,7 @@ def _replayed(
 
 
 def _checked_shape(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
-    """Return the shape of a model in a folder that an option names, if its context is enough."""
+    """Return the shape of the model in a folder, named by `option`, if its context is enough."""
     if not (path := folder / "config.json").is_file():
         raise ConfigError(
             f"{option} {folder}: has no config.json; give the folder of a model (weights may be "

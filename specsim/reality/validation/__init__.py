@@ -27,13 +27,13 @@ __all__ = [
 ]  # fmt: skip
 
 METRICS = {"ttft": ttft, "tpot": tpot, "latency": latency}
-"""Latencies that are compared, each a function of a table of requests."""
+"""Latencies that are compared: name and function of a table of requests."""
 _NUM_BINS = 20
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of the measured run and of the simulated one, seconds."""
+    """One number, measured and simulated, seconds."""
 
     metric: str
     name: str
@@ -41,15 +41,15 @@ class Statistic:
     simulated: float
     spread: float | None
     """Largest deviation of a repetition from the mean of all repetitions, as a share of that mean;
-    None if the run was not repeated."""
+    None without repetitions."""
 
     @property
     def error(self) -> float:
-        """Simulated against measured, as a share of the measured; NaN if that is 0."""
+        """(simulated - measured) / measured; NaN if measured is 0."""
         return (self.simulated - self.measured) / self.measured if self.measured else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values: milliseconds, and shares of 1."""
+        """Return plain values: milliseconds, and shares of 1."""
         return {
             "metric": self.metric,
             "statistic": self.name,
@@ -81,7 +81,7 @@ class Validation:
         return max(self.statistics, key=lambda each: np.nan_to_num(abs(each.error)))
 
     def request_errors(self) -> dict[str, float]:
-        """Return per latency the mean size of the relative error of single requests (MAPE)."""
+        """Return the mean absolute relative error over single requests (MAPE), by latency."""
         errors = {}
         for metric, of in METRICS.items():
             real, ours = of(self.measured), of(self.simulated)
@@ -93,7 +93,7 @@ class Validation:
     def throughput(self) -> list[dict[str, float]]:
         """Return output tokens per second over time, measured and simulated.
 
-        The tokens of a request count as delivered evenly between its first and its last.
+        The tokens of a request count as delivered evenly from its first to its last token.
         """
         end = max(run["ended_at"].max() for run in (self.measured, self.simulated))
         edges = np.linspace(0.0, end, _NUM_BINS + 1)
@@ -104,7 +104,7 @@ class Validation:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values: milliseconds, and shares of 1."""
+        """Return all fields as plain values: milliseconds, and shares of 1."""
         return {
             "specsim_version": __version__,
             "folder": str(self.folder),
@@ -120,7 +120,7 @@ class Validation:
 
 
 def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
-    """Replay the measured run in a folder, with what is `replaced`, and compare; see `load_run`."""
+    """Simulate the measured run in a folder, with what is `replaced`, and compare them."""
     run = load_run(folder)
     return replay(run, compose(run, replaced or Replaced()))
 
@@ -155,7 +155,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
 
 
 def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]:
-    """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
+    """Return counts of drafts, draft tokens and accepted tokens, measured and simulated; or {}."""
     if not any(run.accepted):
         return {}
     drafts = [draft for each in run.accepted for draft in each]
@@ -169,11 +169,11 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
     }
 
 
-_ANOTHER_LENGTH = 1.2  # times: the simulation drafts otherwise than the server did
+_ANOTHER_LENGTH = 1.2  # ratio of mean draft lengths that is worth a warning
 
 
 def _notes_on(drafts: dict[str, dict[str, int]]) -> list[str]:
-    """Return what is wrong if the server's drafts were longer or shorter than the simulation's."""
+    """Return a warning if the server's drafts were longer or shorter than the simulation's."""
     lens = [each["draft_tokens"] / max(1, each["num_drafts"]) for each in drafts.values()]
     if not lens or max(lens) <= _ANOTHER_LENGTH * min(lens):
         return []
@@ -184,7 +184,7 @@ def _notes_on(drafts: dict[str, dict[str, int]]) -> list[str]:
     ]
 
 
-_SLOW_TOKEN = 1.0  # seconds; a slower one is likelier of another unit than of a slower machine
+_SLOW_TOKEN = 1.0  # seconds; slower tokens rather mean a wrong unit than a slow machine
 
 
 def _doubt_of_unit(measured: Requests) -> list[str]:
@@ -196,9 +196,9 @@ def _doubt_of_unit(measured: Requests) -> list[str]:
 
 
 def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:
-    """Return the statistics of the first run and of its simulation, and the spread of all runs.
+    """Return statistics of the first run and of its simulation, with the spread of all runs.
 
-    Those that no request defines are left out.
+    Statistics that no request defines are left out.
     """
     ours = _statistics(simulated)
     measured = [_statistics(run) for run in runs]
@@ -222,13 +222,13 @@ def _statistics(run: Requests) -> dict[tuple[str, str], float]:
 
 
 def mean_error(statistics: Sequence[Statistic]) -> float:
-    """Return the mean of the errors' sizes over all statistics that are defined; NaN if none is."""
+    """Return the mean absolute error of all defined statistics; NaN if there is none."""
     sizes = [abs(each.error) for each in statistics if each.measured]
     return fmean(sizes) if sizes else float("nan")
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Return the largest distance from the mean as a share of it; None of fewer than two."""
+    """Return the largest distance from the mean as a share of it; None for a single value."""
     if len(values) < 2:
         return None
     mean = float(np.mean(values))

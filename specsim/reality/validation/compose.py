@@ -1,4 +1,4 @@
-"""What a measured run is simulated as: its engine, its requests, and a profile."""
+"""Compose the simulation of a measured run: its engine, its requests, and a profile."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ from specsim.reality.validation.table_replay import is_same_gpu, is_same_model
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
-_MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
+_MEMORY_REACHED = 0.8  # share of the memory bandwidth that simple kernels reach
 _HARMLESS = {
     *("dtype", "enforce_eager", "seed", "disable_log_stats", "load_format", "skip_tokenizer_init"),
     *("served_model_name", "tokenizer", "num_gpu_blocks_override"),
 }
-"""Options of an engine that are either read elsewhere or change no time."""
+"""Options of an engine that are read elsewhere or change no time."""
 _NOT_OURS = frozenset({"model", "speculative_config"})
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """What a user gives in place of what the folder says."""
+    """Values that a user gives in place of those in the run folder."""
 
     profile: str | None = None  # name or path
     num_gpu_blocks: int | None = None
@@ -47,7 +47,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Replay:
-    """A measured run as it can be simulated."""
+    """A measured run in the form of a simulation."""
 
     experiment: Experiment
     profile: Profile
@@ -56,7 +56,7 @@ class Replay:
 
 
 def compose(run: RunFolder, replaced: Replaced) -> Replay:
-    """Return a measured run as it can be simulated; a SpecsimError if too little is known."""
+    """Return the simulation of a measured run; a SpecsimError if too little is known."""
     notes = _notes_on_recording(run)
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
@@ -100,7 +100,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
 
 
 def _notes_on_recording(run: RunFolder) -> list[str]:
-    """Return what a recording lacks."""
+    """Return notes on what a recording lacks."""
     notes = []
     if run.num_failed:
         notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
@@ -117,9 +117,9 @@ def _notes_on_recording(run: RunFolder) -> list[str]:
 
 
 def _engines(run: RunFolder, notes: list[str]) -> dict[str, Any]:
-    """Return how many replicas or ranks served, and who chose among them.
+    """Return the number of replicas or ranks, and the router, as fields of an experiment.
 
-    A ConfigError if the requests are of more engines, or fewer, than ``meta.json`` says otherwise.
+    Raises a ConfigError if the requests name another number of engines than ``meta.json``.
     """
     ranks, replicas = _parallel(run, "data_parallel_size"), run.meta.get("replicas", 1)
     place, told = run.path / "meta.json", run.meta.get("num_engines")
@@ -137,7 +137,7 @@ def _engines(run: RunFolder, notes: list[str]) -> dict[str, Any]:
     if ranks == 1:
         return {}
     notes.append(f"{ranks} data-parallel ranks; a request goes to the least loaded")
-    # vLLM's own balance until 0.32; see v1/engine/core_client.py of the run's version.
+    # vLLM's own balancing until 0.32; see v1/engine/core_client.py of the run's version
     return {"routing": {"kind": "least_outstanding", "waiting_weight": 4.0}}
 
 
@@ -149,8 +149,8 @@ def _note_skew(profile: Profile, notes: list[str]) -> None:
 
 
 def _note_others(run: RunFolder, profile: Profile, model: str | None, notes: list[str]) -> None:
-    """Note if a profile is of another model or GPU than a run, as far as the names tell."""
-    own = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
+    """Add a note if a profile is of another model or GPU than the run, judged by names."""
+    own = "" if profile.model.endswith(".json") else profile.model  # a path may have any name
     names = (model,) if model else (run.meta.get("model"), run.engine_kwargs.get("model"))
     for what, theirs, ours, is_same in (
         ("model", names, own, is_same_model),
@@ -165,7 +165,7 @@ _CHANGE_STEPS = ("quantization", "enable_lora")
 
 
 def doubts_of(sources: Sequence[Path], model: str | None, gpu: str | None) -> list[str]:
-    """Return where the runs in some folders are not of a model, plain, on a GPU; by their names."""
+    """Return warnings for runs that are not of a model, unquantised, on a GPU; judged by names."""
     found = []
     for source in sources:
         folder = source if source.is_dir() else source.parent
@@ -180,7 +180,7 @@ def _doubts_of(meta: Mapping[str, Any], model: str, gpu: str) -> list[str]:
     options, hardware = (section_of(meta, name) for name in ("engine_kwargs", "hardware"))
     named = options.get("model") or meta.get("model")
     device = hardware.get("device_name") or meta.get("gpu")
-    own = "" if model.endswith(".json") else model  # a path need not name it
+    own = "" if model.endswith(".json") else model  # a path may have any name
     found = []
     if named and own and not is_same_model(str(named), own):
         found.append(f"is of model '{named}', the profile of '{own}'")
@@ -254,7 +254,7 @@ def _note_ignored(run: RunFolder, notes: list[str]) -> None:
 def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
     """Return a profile that composes step times from the kernel tables of a run.
 
-    The model is a name or the path of a ``config.json``; by default what the folder says. A
+    `model` is a name or the path of a ``config.json``; by default that of the folder. Raises a
     ProfileError if there are no tables, or the model or GPU is not known.
     """
     folder = run.profile_folder
@@ -291,7 +291,7 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
 
 
 def _with_zeros(run: RunFolder, kernels: Kernels, origin: Origin) -> Kernels:
-    """Write zeros for the experts of other GPUs, as vLLM did before 0.32; see `ZeroWrites`."""
+    """Add the zeros that vLLM before 0.32 wrote for the experts of other GPUs; see `ZeroWrites`."""
     shape, bandwidth = load_model(origin.model), load_gpu(origin.gpu).memory_gb_per_s
     version = re.match(r"0\.(\d+)", str(run.meta.get("vllm_version", "")))
     if not shape.num_experts or bandwidth is None or version is None or int(version[1]) >= 32:
@@ -312,7 +312,7 @@ def _model_key(run: RunFolder, meta: dict[str, Any], model: str | None) -> str:
 
 
 def _with_graphs(run: RunFolder, kernels: Kernels) -> Kernels | dict[str, Any]:
-    """Pad steps to what CUDA graphs were captured for, as the run's engine did."""
+    """Pad steps to the CUDA graph sizes that the run's engine captured."""
     if run.engine_kwargs.get("enforce_eager"):
         return kernels
     sizes = run.section("resolved_config", "compilation_config").get("cudagraph_capture_sizes")
@@ -350,9 +350,9 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
 
 
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:
-    """Return how a measured run speculated, as the engine's configuration takes it; None if not.
+    """Return the run's ``speculative_config`` as the engine takes it; None without speculation.
 
-    A ConfigError if the options are not a mapping with a known method, or nothing accepted is
+    Raises a ConfigError if the options are no mapping with a known method, or no acceptance is
     recorded.
     """
     given = run.engine_kwargs.get("speculative_config")

@@ -1,4 +1,4 @@
-"""A measured run of a load generator: what was served how, and what came of it."""
+"""A measured run of a load generator: the server, the load, and the measurements."""
 
 import math
 from collections.abc import Mapping
@@ -24,21 +24,21 @@ DESCRIBED: tuple[str, ...] = tuple(name for names in TABLE["described"].values()
 
 @dataclass(frozen=True)
 class MeasuredLengths:
-    """How long the prompts or answers of a run were, tokens."""
+    """Lengths of the prompts or answers of a run, tokens."""
 
     mean: float
-    bounds: tuple[int, int] | None = None  # of a uniform distribution; None: only the mean is known
-    shared: int = 0  # leading tokens that all requests have in common
-    differ: bool = False  # though it is not known how: evenly from 0.5 to 1.5 of the mean
-    median: int | None = None  # of a lognormal distribution, no more than the mean
+    bounds: tuple[int, int] | None = None  # of a uniform distribution; None if only means are known
+    shared: int = 0  # leading tokens that all requests share
+    differ: bool = False  # lengths differ in an unknown way: evenly from 0.5 to 1.5 of the mean
+    median: int | None = None  # of a lognormal distribution, at most the mean
 
     @property
     def is_spread(self) -> bool:
-        """Whether it is known how they differ."""
+        """Whether the distribution of lengths is known."""
         return self.bounds is not None or self.median is not None
 
     def draw(self, rng: np.random.RandomState, count: int) -> NDArray[np.int64]:
-        """Return as many lengths, shape (count,), with that mean; alike unless they differ."""
+        """Return lengths with this mean, shape (count,); all equal unless they differ."""
         lens: NDArray[np.int64]
         if self.bounds is not None:
             lens = rng.randint(self.bounds[0], self.bounds[1] + 1, count)
@@ -54,7 +54,7 @@ class MeasuredLengths:
         if self.median is None:
             return self.mean * (0.5 + places)
         normal, wanted = np.array([*map(NormalDist().inv_cdf, places)]), math.log(self.mean)
-        low, high = 0.0, 64.0  # of so few lengths, a spread of the mean's own would miss the tail
+        low, high = 0.0, 64.0  # with so few, the distribution's own spread would miss the tail
         for _ in range(50):
             spread = (low + high) / 2
             logs = math.log(self.median) + spread * normal
@@ -65,45 +65,45 @@ class MeasuredLengths:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One row: what was served how, and what was measured."""
+    """One row of a table: the server, the load, and what was measured."""
 
     path: Path
     line: int
     run_id: str
-    cells: Mapping[str, str]  # as they stand in the table, by column
-    measured: Mapping[str, float]  # by name in `METRICS`; what the row does not have is absent
+    cells: Mapping[str, str]  # texts of the table, by column
+    measured: Mapping[str, float]  # by names in `METRICS`; without those that the row lacks
     engine: Mapping[str, Any]  # options of `specsim.engine.config.EngineConfig` without speculation
     tensor_parallel_size: int
     method: str  # of `specsim.proposers`; empty without speculation
     num_speculative_tokens: int
-    """0 without speculation; beside a method, of a server that can draft and never did."""
-    rates: tuple[float, ...]  # share of all drafts of which position i was accepted
+    """0 without speculation; with a method, of a server that can draft but did not."""
+    rates: tuple[float, ...]  # share of all drafts whose position i was accepted
     acceptance_spread: float | None
-    lookup: Mapping[str, float]  # how often and how long one finds; empty: always the full draft
+    lookup: Mapping[str, float]  # how often, how long drafts are found; empty: always in full
     concurrency: int | None  # clients of a closed loop
-    request_rate: float | None  # requests per second; None of a closed loop
+    request_rate: float | None  # requests per second; None in a closed loop
     burstiness: float
     num_prompts: int
     num_warmups: int
-    is_eager: bool | None  # whether the engine ran without CUDA graphs; None: not said
+    is_eager: bool | None  # whether the engine ran without CUDA graphs; None if not known
     graph_tokens: int | None  # of the largest CUDA graph; None: as the engine captures them
     counts_warmups: bool  # whether the server's counters (steps, drafts) include the warm-up
-    is_warm: bool  # whether what all prompts have in common was computed before the first request
+    is_warm: bool  # whether the common prefix was cached before the first request
     prompt: MeasuredLengths | None
     output: MeasuredLengths | None
-    max_tokens: int | None  # asked for, where answers end by a stop token; else None
+    max_tokens: int | None  # limit where answers end by a stop token; else None
     lengths_seed: int
     notes: tuple[str, ...] = ()  # what was assumed
-    gaps: tuple[str, ...] = ()  # of load, speculation or measured values, and what would do
-    kv_tokens: int | None = None  # of the KV cache, if logged; `engine` has blocks of one group
-    lens: NDArray[np.int64] | None = None  # of single requests, if known; (num_prompts, 2)
+    gaps: tuple[str, ...] = ()  # missing load, speculation or measurements, and how to give them
+    kv_tokens: int | None = None  # of the KV cache, if logged; `engine` has the blocks of one group
+    lens: NDArray[np.int64] | None = None  # lengths of each request, if known; (num_prompts, 2)
     begins_at_once: bool = False
-    """Whether the client sends the first of its requests at a rate when it begins, as SGLang's does
-    (``bench_serving.py get_request`` at 0033168); vLLM's waits a gap."""
+    """Whether the client sends the first of its requests at a rate at once, as SGLang's does
+    (``bench_serving.py get_request`` at 0033168), instead of after one gap, as vLLM's does."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What is missing before it can be simulated, and what would do; empty if nothing is."""
+        """What is missing for a simulation, and how to give it; empty if nothing is missing."""
         lengths = {"isl": self.prompt, "osl": self.output} if self.lens is None else {}
         return self.gaps + tuple(
             f"{column} = {self.cells.get(column, '')!r} gives no length: give tokens, 'uniform "
@@ -114,7 +114,7 @@ class MeasuredRun:
 
     @property
     def mean_context(self) -> int:
-        """Prompt and half of the answer, which is what a sequence has on average, tokens."""
+        """Mean context of a sequence, the prompt and half of the answer, tokens."""
         lens = (self.prompt.mean if self.prompt else 0, self.output.mean if self.output else 0)
         prompt, output = lens if self.lens is None else self.lens.mean(axis=0).tolist()
         return max(1, round(prompt + output / 2))
@@ -134,14 +134,14 @@ class MeasuredRun:
 def say_lookup(
     engine: dict[str, Any], speculation: dict[str, Any], *, is_told: bool, on_cpu: bool
 ) -> None:
-    """Put how a server looked n-grams up, which its version and its hardware decide.
+    """Set the method of n-gram lookup, which depends on the server's version and hardware.
 
-    On a GPU ``ngram`` is `ngram_gpu` since 0.32, and then its acceptance counts drafts where
-    nothing was found, too. What the first model runner called so, before, was another method; its
-    runs are scheduled as those of 0.32.
+    On a GPU ``ngram`` is `ngram_gpu` since 0.32, whose acceptance also counts drafts where nothing
+    was found. The ``ngram_gpu`` of the first model runner was another method; its runs are
+    scheduled as those of 0.32.
 
     Args:
-        is_told: Whether the version is known; if not, asynchronous scheduling tells.
+        is_told: Whether the version is known; if not, asynchronous scheduling decides.
     """
     rules = RULES[engine.get("vllm_version", DEFAULT_VERSION)]
     may_be = not on_cpu and (is_told or engine.get("async_scheduling"))

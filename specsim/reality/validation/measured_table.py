@@ -1,4 +1,4 @@
-"""Measured runs of a load generator: from tables, and from results of vLLM's benchmark."""
+"""Reading measured runs of a load generator from tables and from benchmark results."""
 
 import json
 import re
@@ -29,18 +29,17 @@ _READ = [*DESCRIBED, *METRICS, "tensor_parallel_size", "match_probability", "mea
 _OF_LATENCY = re.compile(
     r"(?:^|[^a-z])(?:ttft|tpot|itl|e2el?|latency|throughput)(?:[^a-z]|$)", re.I
 )
-_TYPO = 0.85  # how alike a column has to be to one that is read, to be taken for a slip
+_TYPO = 0.85  # similarity of a column's name to a known one from which it counts as misspelt
 _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
 def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
-    """Return the runs in a table, CSV (gzip or not) or Parquet, or in results of a benchmark.
+    """Return the runs in a table (CSV, gzipped or not, or Parquet) or in benchmark results.
 
-    The benchmark is vLLM's, or SGLang's, of which each line of a ``.jsonl`` is a result.
-
-    A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Empty cells
-    hold what is `given`, by column. A SpecsimError if the file cannot be read, or a value is not
-    what its column holds.
+    The benchmark is vLLM's, or SGLang's, whose ``.jsonl`` has one result per line. A row that lacks
+    what a simulation needs is returned with its `MeasuredRun.gaps`. Empty cells take the values in
+    `given`, by column. Raises a SpecsimError if the file cannot be read, or a value does not fit
+    its column.
     """
     is_result = path.suffix == ".json"
     if is_result or (path.suffix == ".jsonl" and "completed" in table_header(path)):
@@ -49,7 +48,7 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         pairs = zip(names, results, strict=True)
         return [_run_of(path, n, *pair, given or {}) for n, pair in enumerate(pairs, start=1)]
     header = table_header(path)
-    if path.suffix == ".jsonl":  # of which no text would be read, such as a method or a version
+    if path.suffix == ".jsonl":  # results in which texts such as method or version would be ignored
         raise ConfigError(
             f"{path}: lines of JSON are results of a benchmark, which have 'completed'; save a "
             "table as CSV or Parquet"
@@ -74,10 +73,10 @@ def runs_of_rows(
     given: Mapping[str, str] | None = None,
     first_line: int = 1,
 ) -> list[MeasuredRun]:
-    """Return the runs in rows that have the same columns, as of a table; see `read_table`.
+    """Return the runs in rows with the same columns, like those of a table; see `read_table`.
 
     Args:
-        path: What messages call the table, and `first_line` its first row.
+        path: Name of the table in messages; `first_line` is the number of its first row.
     """
     notes = _not_read(rows[0] if rows else ())
     runs = []
@@ -88,7 +87,7 @@ def runs_of_rows(
 
 
 def _not_read(header: Iterable[str]) -> list[str]:
-    """Return what is said of columns that are not read, and whose names say that they matter."""
+    """Return a note on columns that are not read though their names look relevant."""
     own = [name for name in header if name not in {*_READ, *SEVERAL, *STAGES}]
     near = {name: get_close_matches(name.lower(), _READ, 1, _TYPO) for name in own}
     return [
@@ -100,11 +99,11 @@ def _not_read(header: Iterable[str]) -> list[str]:
 
 
 def _bench_results(path: Path) -> list[dict[str, Any]]:
-    """Return the results in a file: one, or a line each that ``--append-result`` added."""
+    """Return the results in a file: one, or one per line as ``--append-result`` writes them."""
     try:
         lines = [parse_json(line) for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnreadableError):
-        lines = []  # one over several lines, or one that cannot be read
+        lines = []  # a single result over several lines, or invalid
     are_results = len(lines) > 1 and all(isinstance(line, dict) for line in lines)
     return lines if are_results else [load_mapping(path, ConfigError)]
 
@@ -112,10 +111,11 @@ def _bench_results(path: Path) -> list[dict[str, Any]]:
 def _run_of(
     path: Path, line: int, name: str, result: Mapping[str, Any], given: Mapping[str, str]
 ) -> MeasuredRun:
-    """Return the run of a result; its counters of drafts, too, are of this run alone.
+    """Return the run of a benchmark result; its draft counters are of this run alone.
 
-    What it does not say, such as the GPU or num_speculative_tokens, are `given` cells, or come from
-    ``--metadata COLUMN=VALUE`` of the benchmark. A ConfigError if it is no such result.
+    What the result does not contain, such as the GPU or num_speculative_tokens, comes from `given`
+    cells or from ``--metadata COLUMN=VALUE`` of the benchmark. Raises a ConfigError if it is no
+    such result.
     """
     for field in ("duration", "completed"):
         if not isinstance(result.get(field), int | float) or not result[field] > 0:
@@ -154,17 +154,17 @@ _NO_ROW = (
     "sessions", "pools", "autoscaling", "incidents", "hits", "drafter", "stage_shares",
     "think_time",
 )  # fmt: skip
-"""Parts of specsim's own block of a result, of runs that a row of a table cannot say."""
+"""Fields of specsim's own block in a result, of runs that no row of a table can describe."""
 _SERVER = {
     "max_num_seqs": "max_num_seqs",
     "num_gpu_blocks": "num_gpu_blocks",
     "is_async": "async_scheduling",
 }
-"""What it says of the server, by the columns of a table."""
+"""Fields of that block about the server, by the columns of a table."""
 
 
 def _check_simulated(path: Path, result: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if a result is of a simulation that would be repeated otherwise."""
+    """Raise a ConfigError if a result is of a simulation that a row cannot repeat."""
     own = result.get("specsim")
     if not isinstance(own, dict):
         return
@@ -200,7 +200,7 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
             values = (result.get(f"{name}_{each}_ms") for each in theirs)
             if (value := next((v for v in values if v is not None), None)) is not None:
                 cells[f"{latency}_{statistic}_ms"] = _text(value)
-    if result.get("accept_length") is not None:  # SGLang's
+    if result.get("accept_length") is not None:  # a result of SGLang
         cells["acceptance_length"] = _text(result["accept_length"])
     rates = result.get("spec_decode_per_position_acceptance_rates")
     if isinstance(rates, list) and rates:
@@ -214,7 +214,7 @@ def _text(value: Any) -> str:
 
 
 def _lens(path: Path, result: Mapping[str, Any], count: int) -> NDArray[np.int64] | None:
-    """Return the lengths of the requests that did not fail, if the result has all of them."""
+    """Return the lengths of the requests that did not fail; None if the result lacks some."""
     columns = [result.get(name) for name in ("input_lens", "output_lens")]
     if not all(isinstance(column, list) and column for column in columns):
         return None
@@ -232,9 +232,9 @@ def _lens(path: Path, result: Mapping[str, Any], count: int) -> NDArray[np.int64
 
 
 def read_lengths(path: Path) -> dict[str, NDArray[np.int64]]:
-    """Return the lengths of single requests, shape (n, 2), prompt and answer, by ``run_id``.
+    """Return lengths of single requests by ``run_id``, shape (n, 2): prompt, answer.
 
-    A SpecsimError if a column is missing, or the ``request_index`` of a run are not 0, 1, 2, ...
+    Raises a SpecsimError if a column is missing, or a run's ``request_index`` are not 0, 1, 2, ...
     """
     names = ("request_index", "input_len", "output_len")
     columns, words = read_columns(path, names, ("run_id",))
@@ -264,9 +264,10 @@ def read_lengths(path: Path) -> dict[str, NDArray[np.int64]]:
 def select_rows(
     runs: Sequence[MeasuredRun], filters: Iterable[str], option: str = "--rows"
 ) -> list[MeasuredRun]:
-    """Return the runs that ``COLUMN=VALUE`` filters keep: any of one column, all columns.
+    """Return the runs that match ``COLUMN=VALUE`` filters: any value of a column, every column.
 
-    A ConfigError, naming the option, if one has no ``=``, no such column, or keeps nothing.
+    Raises a ConfigError, naming `option`, if a filter has no ``=`` or no such column, or keeps
+    nothing.
     """
     wanted: dict[str, list[str]] = {}
     for text in filters:
@@ -299,9 +300,10 @@ def select_rows(
 
 
 def with_lengths(runs: Sequence[MeasuredRun], path: Path) -> list[MeasuredRun]:
-    """Return the runs with the lengths of single requests that a file has of them.
+    """Return the runs with the lengths of single requests in a file.
 
-    A ConfigError if the file is of other runs, or of more or fewer requests; see `read_lengths`.
+    Raises a ConfigError if the file is of other runs, or of another number of requests; see
+    `read_lengths`.
     """
     lengths = read_lengths(path)
     if not lengths.keys() & {run.run_id for run in runs}:

@@ -1,4 +1,4 @@
-"""How far predictions of measured runs are off: by metric, by group, in speed-ups and best k."""
+"""Errors of predictions of measured runs: by metric, by group, of speed-ups and of the best k."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -11,9 +11,9 @@ from specsim.core.errors import ConfigError
 from specsim.reality.validation.measured_run import METRICS, STATISTICS, MeasuredRun
 from specsim.reality.validation.table_replay import Prediction
 
-OF_TOKENS = "tpot_or_itl"  # prefix of what stands for TPOT, and for ITL of a row without TPOT
+OF_TOKENS = "tpot_or_itl"  # stands for TPOT, or for ITL in rows without TPOT
 HEADLINES = ("output_tok_s", f"{OF_TOKENS}_mean_ms", "ttft_p50_ms", "e2e_mean_ms")
-"""Metrics whose errors are told by k, by load, and by set."""
+"""Metrics whose errors are reported by k, by load and by set."""
 SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}  # 1: more is faster
 
 _SAME = (
@@ -22,13 +22,14 @@ _SAME = (
     *("max_model_len", "prefix_caching", "enforce_eager", "block_size", "burstiness"),
     *("max_tokens", "concurrency", "request_rate", "num_prompts"),
 )
-"""Columns in which runs that differ only in speculation agree; and their lengths within 10 %."""
+"""Columns in which runs that differ only in speculation agree; their mean lengths agree within 10
+%."""
 _UNNAMED = ("concurrency", "request_rate", "num_prompts", "temperature", "ignore_eos")
 
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """Errors of a metric over some runs: predicted against measured, as shares of the measured."""
+    """Errors of one metric over some runs: (predicted - measured) / measured."""
 
     metric: str
     count: int
@@ -40,9 +41,9 @@ class ErrorSummary:
 
 @dataclass(frozen=True)
 class MeasuredSpeedUp:
-    """Speed of a choice of drafts over no speculation, all else alike."""
+    """Speed of one choice of drafting relative to no speculation, with all else equal."""
 
-    runs: str  # what is alike
+    runs: str  # what the runs have in common
     choice: str
     metric: str
     measured: float
@@ -50,30 +51,30 @@ class MeasuredSpeedUp:
 
     @property
     def agrees(self) -> bool:
-        """Whether both say that it is faster, or both that it is not."""
+        """Whether measured and predicted agree on whether it is faster."""
         return (self.measured > 1) == (self.predicted > 1)
 
 
 @dataclass(frozen=True)
 class BestChoice:
-    """Which drafts are fastest, really and as predicted, all else alike."""
+    """The fastest choice of drafting, measured and predicted, with all else equal."""
 
     runs: str
     metric: str
     measured: str
     predicted: str
-    loss: float  # how much slower the predicted best really is, as a share of the fastest
+    loss: float  # how much slower the predicted best was measured, as a share of the fastest
 
 
 def errors_of(predictions: Sequence[Prediction], metrics: Iterable[str]) -> list[ErrorSummary]:
-    """Return the errors of some metrics, of which `OF_TOKENS` is one, as far as runs have them."""
+    """Return the errors of some metrics (`OF_TOKENS` may be one) over the runs that have them."""
     return [found for name in metrics if (found := _summary(predictions, name)) is not None]
 
 
 def errors_by_group(
     predictions: Sequence[Prediction], group_of: Callable[[MeasuredRun], str]
 ) -> dict[str, list[ErrorSummary]]:
-    """Return the errors of `HEADLINES` by what `group_of` says of each run, in order."""
+    """Return the errors of `HEADLINES` by the group that `group_of` gives each run, in order."""
     groups: dict[str, list[Prediction]] = {}
     for each in predictions:
         groups.setdefault(group_of(each.run), []).append(each)
@@ -89,7 +90,7 @@ GROUPS: dict[str, Callable[[MeasuredRun], str]] = {
     "dataset": lambda run: run.cells.get("dataset", "") or "-",
     "file": lambda run: run.path.name,
 }
-"""By what errors are told apart."""
+"""Ways to group runs, by name."""
 
 
 def _natural(text: str) -> list[tuple[float, str]]:
@@ -98,13 +99,13 @@ def _natural(text: str) -> list[tuple[float, str]]:
 
 
 def value_of(prediction: Prediction, metric: str) -> tuple[float | None, float]:
-    """Return a metric, measured and predicted; of `OF_TOKENS` that of TPOT, or of ITL."""
+    """Return a metric, measured and predicted; for `OF_TOKENS` that is TPOT or else ITL."""
     name = _name_in(prediction.run, metric)
     return prediction.run.measured.get(name), prediction.values[name]
 
 
 def measured_of(run: MeasuredRun, metric: str) -> float | None:
-    """Return a metric as it was measured; of `OF_TOKENS` that of TPOT, or of ITL."""
+    """Return a metric as measured; for `OF_TOKENS` that is TPOT or else ITL."""
     return run.measured.get(_name_in(run, metric))
 
 
@@ -136,8 +137,8 @@ def speed_ups(
 ) -> tuple[list[MeasuredSpeedUp], list[BestChoice]]:
     """Return the speed-ups of speculation, and the fastest choice for each load.
 
-    Repetitions count as their mean. The speed is one of `SPEEDS` or a ConfigError; by default
-    output tokens per second, of an open loop the mean latency.
+    Repetitions count as their mean. `speed` is a name in `SPEEDS`, else a ConfigError is raised; by
+    default output tokens per second, in an open loop the mean latency.
     """
     if speed is not None and speed not in SPEEDS:
         raise ConfigError(f"--speed {speed}: must be one of {', '.join(SPEEDS)}")
@@ -165,7 +166,7 @@ def speed_ups(
 
 
 def _alike(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
-    """Put runs together that differ only in speculation."""
+    """Return groups of runs that differ only in speculation."""
     groups: list[list[Prediction]] = []
     for each in predictions:
         known = next((group for group in groups if _belongs(each.run, group)), None)
@@ -177,9 +178,9 @@ def _alike(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
 
 
 def _belongs(run: MeasuredRun, group: Sequence[Prediction]) -> bool:
-    """Return whether a run is like a group; of one drafter all are scheduled alike.
+    """Return whether a run fits a group; runs of one drafter must be scheduled alike.
 
-    Of several they need not be: vLLM has no asynchronous scheduling for some.
+    Runs of different drafters need not: vLLM has no asynchronous scheduling for some.
     """
     drafter, own = _drafter(run), run.cells.get("async_scheduling", "")
     others = (each.run for each in group if _drafter(each.run) == drafter)
@@ -202,7 +203,7 @@ def _key(run: MeasuredRun) -> tuple[str, ...]:
 
 
 def _names(groups: Sequence[Sequence[Prediction]]) -> list[str]:
-    """Name groups by the load, and by the columns in which they differ."""
+    """Return names of groups: their load, and the columns in which they differ."""
     runs = [group[0].run for group in groups]
     keys = [_key(run) for run in runs]
     differing = [
@@ -218,7 +219,7 @@ def _names(groups: Sequence[Sequence[Prediction]]) -> list[str]:
 
 
 def _said(column: str, cell: str) -> str:
-    """Return what a cell says; with its column, where a flag or a number says nothing alone."""
+    """Return the text of a cell, with its column if a flag or number needs it."""
     return f"{column} {cell}" if re.fullmatch(r"on|off|true|false|[\d.]+", cell) else cell
 
 
@@ -230,7 +231,7 @@ def _speed_of(members: Sequence[Prediction]) -> str:
 
 
 def _speeds(members: Sequence[Prediction], metric: str) -> dict[str, tuple[float, float]]:
-    """Return the mean speed of each choice, measured and predicted."""
+    """Return the mean speed of each choice: (measured, predicted)."""
     found: dict[str, list[tuple[float, float]]] = {}
     drafters = {_drafter(each.run) for each in members if each.run.method}
     for each in members:

@@ -1,4 +1,4 @@
-"""A measured run: its folder, read and checked, and what was drafted and accepted in it."""
+"""A measured run: reading and checking its folder, and what was drafted and accepted in it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,33 +26,34 @@ _READ = (
     "complete", "dataset_path", "engine_kwargs", "gpu", "hardware", "kv_cache", "model",
     "num_engines", "policy", "replicas", "resolved_config", "routing", "vllm_version",
 )  # fmt: skip
-_NOT_READ = {"dataset_hash"}  # looks like one that is
+_NOT_READ = {"dataset_hash"}  # similar to a field that is read
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder with a measured run, or with several repetitions of it."""
+    """A folder with one measured run, or with several repetitions of it."""
 
     path: Path
     runs: list[dict[str, NDArray[Any]]]
-    """Columns of their requests, in order of arrival, named as those of a simulated run; times in
-    seconds after the first arrival. The first is what a simulation is compared with."""
-    rows: list[int]  # of each request of the first run, its number in the workload
+    """Columns of the requests of each repetition, in order of arrival, named as those of a
+    simulated run; times in seconds after the first arrival. The first run is compared with the
+    simulation."""
+    rows: list[int]  # index in the workload of each request of the first run
     meta: dict[str, Any]  # ``meta.json``; empty if there is none
     accepted: list[Entries]
-    """Of each request of the first run, its verified drafts: output tokens before the step, draft
+    """Verified drafts of each request of the first run: output tokens before the step, draft
     length, accepted length."""
     requests: list[Request]
-    """Those of the first run, to be simulated; with token ids if all prompts are recorded."""
-    num_failed: int  # requests of the first run that ended with an error, and so are left out
-    started_at: float  # the first arrival of the first run, on the clock of its stamps, seconds
+    """Requests of the first run, to be simulated; with token ids if all prompts are recorded."""
+    num_failed: int  # requests of the first run that ended with an error; left out
+    started_at: float  # first arrival of the first run on the clock of its timestamps, seconds
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:
         return self.section("engine_kwargs")
 
     def section(self, *names: str) -> dict[str, Any]:
-        """Return a mapping inside ``meta.json``; empty if it has none of that name."""
+        """Return a mapping inside ``meta.json``; empty if there is none under these names."""
         return section_of(self.meta, *names)
 
     @property
@@ -61,7 +62,7 @@ class RunFolder:
         return folder if folder.is_dir() else None
 
     def tokens_path(self) -> Path | None:
-        """Return the workload that ``meta.json`` names, if it lies in the folder or beside it."""
+        """Return the workload file that ``meta.json`` names, in the folder or beside it."""
         named = self.meta.get("dataset_path")
         if not isinstance(named, str):
             return None
@@ -72,7 +73,7 @@ class RunFolder:
 
 
 def section_of(meta: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return a mapping inside another; empty if it has none of that name."""
+    """Return a mapping inside another; empty if there is none under these names."""
     found: Any = meta
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
@@ -80,11 +81,11 @@ def section_of(meta: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def load_run(path: Path) -> RunFolder:
-    """Return the measured run in a folder: ``requests.jsonl``, and ``meta.json`` if it is there.
+    """Return the measured run in a folder: ``requests.jsonl``, and ``meta.json`` if it exists.
 
-    Further files ``requests*.jsonl`` are repetitions. A ConfigError if there is no such folder, or
-    no requests in it. A TraceError if a row breaks the rules; the message names file, line, field,
-    value and rule.
+    Other files ``requests*.jsonl`` are repetitions. Raises a ConfigError if there is no such
+    folder, or it has no requests; a TraceError, with file, line, field, value and rule, if a row is
+    wrong.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give the one that holds requests.jsonl")
@@ -122,7 +123,7 @@ def load_run(path: Path) -> RunFolder:
 
 
 def _check_names(meta: dict[str, Any], path: Path) -> None:
-    """Raise a ConfigError if a field may be a misspelt one; whatever else it has is left alone."""
+    """Raise a ConfigError if a field seems misspelt; other unknown fields are ignored."""
     missing = [name for name in _READ if name not in meta]
     for name in sorted({*map(str, meta)} - {*_READ} - _NOT_READ):
         if close := get_close_matches(name, missing, 1, 0.87):
@@ -133,11 +134,11 @@ def _check_names(meta: dict[str, Any], path: Path) -> None:
 
 
 class _Answer(NamedTuple):
-    """A request that got its answer."""
+    """A request that was answered."""
 
-    place: int  # its row in the file, from 0
-    number: int  # in the workload, as the row says; -1 if it does not
-    request: Request  # not yet numbered, and by the clock of the file, as the times
+    place: int  # row in the file, from 0
+    number: int  # index in the workload; -1 if the row has none
+    request: Request  # not yet numbered; times are on the clock of the file
     first_token_at: float
     ended_at: float
     accepted: Entries
@@ -156,8 +157,8 @@ def _columns(rows: list[_Answer]) -> dict[str, NDArray[Any]]:
 
 
 def _read(path: Path) -> tuple[list[_Answer], int]:
-    """Return the requests of a file that got their answers, by arrival, and how many did not."""
-    # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
+    """Return the answered requests of a file, by arrival, and the number of the others."""
+    # A run that was cut off may hold a request twice, on arrival and at its end; see RunWriter.
     last: dict[tuple[str, ...] | int, tuple[int, Row]] = {}
     for place, row in enumerate(TraceFile(path).rows()):
         request_id, number = (row.values.get(name) for name in ("request_id", "number"))
@@ -175,7 +176,7 @@ def _read(path: Path) -> tuple[list[_Answer], int]:
     if not rows:
         failed = f" that ended well ({num_failed} failed)" if num_failed else ""
         raise TraceError(f"{path}: no request in it{failed}; a run has at least one")
-    rows.sort(key=lambda row: row.request.arrived_at)  # stable: of equals the one that stands first
+    rows.sort(key=lambda row: row.request.arrived_at)  # stable: of equals the first row stays first
     return rows, num_failed
 
 
@@ -250,13 +251,13 @@ def _token_ids(row: Row, which: str) -> NDArray[np.int64] | None:
 def replayed(
     requests: list[Request], run: RunFolder, config: dict[str, Any], notes: list[str]
 ) -> list[Request]:
-    """Return the requests of a measured run with what was drafted and accepted of each.
+    """Return the requests of a measured run with the fates of their drafts.
 
-    What the run says of a draft made at one position it says of later ones as well: as far as it
-    was accepted, later drafts up to there would have been, and the token at which it failed fails
-    for them too. Other tokens are accepted at random, as often as those of the request that are
-    known; `notes` is told how many. Of a method that may find no draft, the positions at which it
-    found one, and how long, are those of the run.
+    The outcome of a draft at one position also holds for later positions: tokens that it had
+    accepted would be accepted in later drafts, and the token at which it failed fails for them,
+    too. Other tokens are accepted at random, as often as the known ones of the request; their
+    number is added to `notes`. For a method that may find no draft, the positions and lengths of
+    found drafts are those of the run.
     """
     drafts_always = PROPOSERS.find(config["method"]).is_model
     longest = int(config.get("num_speculative_tokens") or MAX_DRAFT_LEN)
@@ -298,14 +299,14 @@ def _survival_lens(fates: NDArray[np.int8], entries: Entries, overall: float, in
     drawn = np.random.default_rng(index).random(len(fates)) < rate
     lens = run_lengths(np.where(is_known, fates == 1, drawn), MAX_DRAFT_LEN)
     for position, draft_len, accepted_len in entries:
-        # Of the drafts that were really made, what really came of them, whatever others say.
+        # Recorded outcomes of a draft take precedence over those of other drafts.
         if position < len(lens) and (accepted_len < draft_len or lens[position] < accepted_len):
             lens[position] = accepted_len
     return lens.tobytes()
 
 
 def _offers(entries: Entries, output_len: int, longest: int) -> bytes:
-    """Return how long a draft was found at each position; where the run never was, any length."""
+    """Return the length of the draft found at each position; any length where the run has none."""
     offers = bytearray([MAX_DRAFT_LEN]) * (output_len + 1)
     found = {position: (draft_len, accepted_len) for position, draft_len, accepted_len in entries}
     position = 1  # the first token comes without a draft

@@ -32,12 +32,12 @@ from specsim.run.summary import Summary, summarized
 from specsim.workload.trace import Trace
 
 DEFAULT_SPREAD = 30.0
-"""Concentration of the Beta distribution that requests differ by. A table cannot say it. Of the
-seven fits in ``profiles/acceptance`` that have one (recorded drafts of EAGLE and n-gram), as the
-concentration with the same spread between requests, it is 21 to 169, in the median 27."""
+"""Concentration of the Beta distribution of alpha over requests, which no table contains. The seven
+fits in ``profiles/acceptance`` that have one (recorded drafts of EAGLE and n-gram), converted to
+the same spread between requests, have 21 to 169, with a median of 27."""
 DRAWS = 3
-"""Simulations of a row with drafts, each with other luck, of which a prediction is the median: of
-64 requests, half of which wait for a step more, the median is either."""
+"""Simulations of a row with drafts, each with other luck; a prediction is their median. With 64
+requests, half of which may need one more step, a single run could be at either value."""
 _NODES = 400
 _BITS = re.compile(
     r"(?<!kv )(?<!kv cache )(?<![a-z0-9])"
@@ -45,10 +45,10 @@ _BITS = re.compile(
     r"|(w4a16|int4|awq|gptq|mxfp4|nvfp4|fp4))(?![a-z0-9]| kv)",
     re.IGNORECASE,
 )
-"""How a cell says that weights are stored, first of all; what is said of the KV cache aside."""
+"""How a cell describes stored weights, the first of all matches; the KV cache's type is skipped."""
 _GROUPS = {16: 1, 8: 2, 4: 3}  # of `_BITS`, by bits
 _RECORD = "table"
-_ANY_SIZE = 1 << 20  # no batch is larger
+_ANY_SIZE = 1 << 20  # larger than any batch
 _COUNTERS = frozenset(
     {"engine_steps", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens"}
 )
@@ -56,36 +56,36 @@ _COUNTERS = frozenset(
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured run and what the simulation says of it."""
+    """A measured run and its prediction."""
 
     run: MeasuredRun
     values: dict[str, float]  # by name in `specsim.reality.validation.measured_run.METRICS`
 
     def error(self, metric: str) -> float | None:
-        """Return predicted against measured as a share of the measured; None if that is 0."""
+        """Return (predicted - measured) / measured; None if measured is 0."""
         measured = self.run.measured[metric]
         return (self.values[metric] - measured) / measured if measured else None
 
 
 @dataclass(frozen=True)
 class ReplayedRow:
-    """A row as it can be simulated, whatever the profile."""
+    """A row in the form of a simulation, without a profile."""
 
     place: str
     experiment: Experiment
     requests: Trace
-    warmups: Trace | None  # what ran before, where the server's counters need it
-    first: Trace | None  # what filled the prefix cache before the first request
-    key: tuple[object, ...]  # the same for rows that are one simulation, such as repetitions
-    kv_tokens: int | None = None  # how many blocks they are depends on the profile's layers
+    warmups: Trace | None  # earlier requests, if the server's counters include them
+    first: Trace | None  # requests that filled the prefix cache before the first request
+    key: tuple[object, ...]  # equal for rows with the same simulation, such as repetitions
+    kv_tokens: int | None = None  # number of blocks depends on the profile's layers
     graph_tokens: int | None = None
 
 
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
-    """Return a row as it can be simulated.
+    """Return the simulation of a row.
 
-    Its own spread of acceptance between requests, if it has one, comes before the one given. A
-    SpecsimError if the row lacks something, or an option of the engine is out of range.
+    The spread of acceptance between requests is the row's own if it has one, else `spread`. Raises
+    a SpecsimError if the row lacks something, or an option of the engine is out of range.
     """
     if run.missing:
         gap = run.missing[0]
@@ -133,10 +133,10 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
 
 
 def _arrivals(run: MeasuredRun, experiment: Experiment) -> NDArray[np.float64] | None:
-    """Return when requests come at a rate, stretched so that as many as it says do in all.
+    """Return arrival times at a rate, stretched so that the run has exactly that mean rate.
 
-    As vLLM's benchmark does (0.33.0 ``benchmarks/serve.py get_request``): else the luck of few
-    gaps, of which a run of 64 requests is an eighth longer or shorter, were an error of throughput.
+    vLLM's benchmark does so (0.33.0 ``benchmarks/serve.py get_request``): otherwise chance in the
+    few gaps of 64 requests would make the run an eighth longer or shorter, an error of throughput.
     """
     arrived_at = experiment.workload.build(experiment.seed).arrived_at
     if run.request_rate is None or arrived_at is None or not arrived_at[-1]:
@@ -153,7 +153,7 @@ def _engine(run: MeasuredRun) -> dict[str, Any]:
         config |= run.lookup
         on_cpu = "cpu" in run.cells.get("gpu", "").lower()
         say_lookup(engine, config, is_told="vllm_version" in engine, on_cpu=on_cpu)
-        if not k:  # the drafter keeps up with the target all the same
+        if not k:  # the drafter processes all tokens of the target even so
             config["num_speculative_tokens_per_batch_size"] = [[1, _ANY_SIZE, 0]]
         engine["speculative_config"] = config
     return engine
@@ -164,7 +164,7 @@ def _lens(run: MeasuredRun) -> NDArray[np.int64]:
         return run.lens
     assert run.prompt is not None
     assert run.output is not None
-    rng = np.random.RandomState(run.lengths_seed)  # as load generators draw: prompts first
+    rng = np.random.RandomState(run.lengths_seed)  # prompts first, as load generators draw
     return np.stack([each.draw(rng, run.num_prompts) for each in (run.prompt, run.output)], axis=1)
 
 
@@ -179,7 +179,7 @@ def _requests(
     block_size = run.engine.get("block_size", 16)
     prefix = PrefixIds(tuple(range(shared // block_size)), block_size)
     prefixes = [prefix] * len(lens) if shared or run.is_warm else None
-    if prefixes and run.is_warm:  # by copies of the first request
+    if prefixes and run.is_warm:  # with copies of the first request
         prefixes[0] = PrefixIds(tuple(range(int(lens[0, 0]) // block_size)), block_size)
     records = {}
     if run.rates:
@@ -195,11 +195,11 @@ def _requests(
 
 
 class Replayer(AbstractContextManager["Replayer"]):
-    """Simulates rows again and again, each time under another profile.
+    """Simulates rows repeatedly, each time under another profile.
 
-    All that does not depend on the profile is done once; processes stay for the next time. The
-    seeds are the same for all rows, so that those that differ in k meet the same luck. A
-    SpecsimError if a row lacks something (`MeasuredRun.missing`).
+    What does not depend on the profile is done once, and processes are kept. The seeds are the same
+    for all rows, so that rows that differ in k meet the same luck. Raises a SpecsimError if a row
+    lacks something (`MeasuredRun.missing`).
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Replayer(AbstractContextManager["Replayer"]):
 
     @property
     def num_simulations(self) -> int:
-        """How many a prediction takes."""
+        """Number of simulations per prediction."""
         return sum(len(draws) for draws in self._rows.values())
 
     def __exit__(self, *error: object) -> None:
@@ -233,11 +233,11 @@ class Replayer(AbstractContextManager["Replayer"]):
     def predict(
         self, profile: Profile | str | Path, on_progress: Callable[[int], None] | None = None
     ) -> list[Prediction]:
-        """Simulate all rows under a profile: itself, its name, or its path.
+        """Simulate all rows under a profile, given as an object, a name or a path.
 
-        `on_progress` is told the number of simulations that have ended; rows that are alike, such
-        as repetitions, share one. A SpecsimError if a row is of another model, GPU or number of
-        GPUs, or needs what the profile does not have.
+        `on_progress` is called with the number of finished simulations; rows that are alike, such
+        as repetitions, share one. Raises a SpecsimError if a row is of another model, GPU or number
+        of GPUs, or needs what the profile does not have.
         """
         if not isinstance(profile, Profile):
             profile = load_profile(str(profile))
@@ -257,13 +257,13 @@ class Replayer(AbstractContextManager["Replayer"]):
 def predict(
     runs: Sequence[MeasuredRun], profile: Profile | str | Path, **options: Any
 ) -> list[Prediction]:
-    """Simulate measured runs under a profile, once; options as of `Replayer`."""
+    """Simulate measured runs under a profile, once; `options` are those of `Replayer`."""
     with Replayer(runs, **options) as replayer:
         return replayer.predict(profile)
 
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
-    """Return what a simulation of a row measures, under the names of the table."""
+    """Return the metrics of one simulation of a row, by the names of the table."""
 
     def tables_of(trace: Trace) -> RunTables:
         return simulated(profile, row, trace).tables
@@ -286,13 +286,13 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
 
 
 def simulated(profile: Profile, row: ReplayedRow, requests: Trace) -> Summary:
-    """Simulate some of a row's requests on its server."""
+    """Simulate `requests` on the server of a row."""
     experiment = _with_graphs(in_blocks(row, profile), row.graph_tokens, profile)
     return summarized(experiment, requests=list(requests.requests()), profile=profile)
 
 
 def _with_graphs(experiment: Experiment, tokens: int | None, profile: Profile) -> Experiment:
-    """Return an experiment with CUDA graphs of up to so many tokens, if the profile asks for it."""
+    """Return an experiment with CUDA graphs up to a size, if the profile leaves it open."""
     latency = profile.target
     if tokens is None or not (isinstance(latency, Composed) and latency.leaves_graphs):
         return experiment
@@ -301,9 +301,10 @@ def _with_graphs(experiment: Experiment, tokens: int | None, profile: Profile) -
 
 
 def _after(before: RunTables, row: ReplayedRow) -> Trace:
-    """Return the requests of a row behind those that fill the cache, once all of these ended.
+    """Return a row's requests after those that fill the cache, once all of these have ended.
 
-    Of a closed loop each client waits with its first request until then: a session of two turns.
+    In a closed loop each client is a session of two turns: it waits for that with its first
+    request.
     """
     assert row.first is not None
     count, start = len(row.first), float(before.requests["ended_at"].max())
@@ -319,14 +320,14 @@ def _after(before: RunTables, row: ReplayedRow) -> Trace:
 
 
 def _without(before: RunTables, tables: RunTables) -> RunTables:
-    """Return what came behind those that fill the cache, whose one token leaves no gaps."""
+    """Return the tables without the requests that filled the cache, which left no gaps."""
     totals = tables.totals.copy()
     totals["steps"] -= before.totals["steps"]
     return replace(tables, requests=tables.requests[len(before.requests) :], totals=totals)
 
 
 def in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
-    """Return the experiment with the blocks that hold the tokens, of layers in several groups."""
+    """Return the experiment with as many blocks as hold its KV tokens, over all KV groups."""
     if row.kv_tokens is None:
         return row.experiment
 
@@ -334,16 +335,16 @@ def in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
         engine = row.experiment.engine.model_copy(update={"num_gpu_blocks": count})
         return row.experiment.model_copy(update={"engine": engine})
 
-    deployed = Deployment.of(with_blocks(row.kv_tokens), profile)  # no block holds less than one
+    deployed = Deployment.of(with_blocks(row.kv_tokens), profile)  # a block holds a token at least
     if not deployed.setup.kv.is_hybrid:
         return row.experiment
     return with_blocks(deployed.blocks_of(row.kv_tokens))
 
 
 def _client_metrics(tables: RunTables, start: float) -> dict[str, float]:
-    """Return what a client measures that begins then: at a rate, a gap before its first request.
+    """Return the metrics of a client that begins at `start`, at a rate a gap before its requests.
 
-    As vLLM's benchmark does (0.33.0 ``benchmarks/serve.py benchmark``).
+    vLLM's benchmark does so (0.33.0 ``benchmarks/serve.py benchmark``).
     """
     requests = tables.requests
     samples = latencies(requests) | token_latencies(tables)
@@ -381,7 +382,7 @@ def _counters(tables: Sequence[RunTables]) -> dict[str, float]:
 
 def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     """Raise a ProfileError unless all runs are of the profile's model, GPU and number of GPUs."""
-    model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
+    model = "" if profile.model.endswith(".json") else profile.model  # a path may have any name
     own = (("model", model, is_same_model), ("gpu", profile.gpu, is_same_gpu))
     for run in runs:
         for column, name, is_same in own:
@@ -413,7 +414,7 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
 
 
 def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
-    """Raise a ProfileError for a run whose weights have another number of bits, or no graphs."""
+    """Raise a ProfileError for a run whose weights have other bits, or that has no CUDA graphs."""
     has_graphs = not getattr(profile.target, "decodes_at_least_us", 0.0)
     bits = _weight_bits(profile)
     for run in runs:
@@ -434,27 +435,27 @@ def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
 
 
 def _weight_bits(profile: Profile) -> int | None:
-    """Return how many bits the profile's weights have; None where their memory is not known.
+    """Return the bits of the profile's weights; None if their memory is not known.
 
-    Of 16, 8 and 4 the nearest to what the memory says, embeddings apart, which keep 16.
+    The nearest of 16, 8 and 4 to the memory, without embeddings, which keep 16 bits.
     """
     try:
         shape = load_model(profile.model)
     except SpecsimError:
         return None
-    if profile.weights_gib is None:  # then memory is planned for as many as its numbers have
+    if profile.weights_gib is None:  # memory is then planned from the model's number type
         return None if shape.quantization else 8 * shape.bytes_per_weight
     embedding, is_tied = shape.vocab_size * shape.hidden_size, shape.tie_word_embeddings
     total = profile.weights_gib * GIB * profile.tensor_parallel_size
     rest = shape.num_parameters - embedding * (1 if is_tied else 2)
-    # Of a pipeline the first stage has the embedding, the last the head.
+    # In a pipeline the first stage has the embedding, the last the head.
     beside = embedding * (1 if is_tied or len(profile.stage_shares) > 1 else 2)
     each = (total - 2 * beside) / (rest * profile.fullest_share(shape))
     return min(_GROUPS, key=lambda bits: abs(math.log2(max(each, 0.1) * 8 / bits)))
 
 
 def is_same_model(cell: str, name: str) -> bool:
-    """Return whether one name spells the other within itself: 'org/Llama-3.1-8B-Instruct'."""
+    """Return whether one name contains the other: 'org/Llama-3.1-8B' and 'llama-3.1-8b'."""
     words = [re.findall(r"[a-z0-9]+", each.rsplit("/", 1)[-1].lower()) for each in (cell, name)]
     one, other = (f"-{'-'.join(each)}-" for each in words)
     return one in other or other in one
@@ -463,7 +464,7 @@ def is_same_model(cell: str, name: str) -> bool:
 def is_same_gpu(cell: str, name: str) -> bool:
     """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'.
 
-    But an H100 or H200 with NVL or PCIe is another than one without, and an L40S is no L40.
+    An H100 or H200 with NVL or PCIe is not one without, and an L40S is no L40.
     """
     words = r"[a-z]+|\d+(?:[a-z](?![a-z\d]))?"
     one, other = (set(re.findall(words, each.lower())) for each in (cell, name))
@@ -475,16 +476,16 @@ def is_same_gpu(cell: str, name: str) -> bool:
 def fates(
     rates: Sequence[float], output_lens: Sequence[int], concentration: float, seed: int
 ) -> list[bytes]:
-    """Return for each request how long drafts survive, by output position.
+    """Return the accepted length of the longest draft by output position, for each request.
 
-    A draft's j-th token is accepted with the request's alpha times a factor of the position, as by
-    acceptance ``beta_position``, but of n requests each has another n-th part of the distribution
-    of alpha, in random order: so few requests, too, have the rates of the run on average.
+    A draft's j-th token is accepted with the request's alpha times a factor of the position, as in
+    acceptance ``beta_position``; but each of n requests has another n-th part of the distribution
+    of alpha, in random order, so that even few requests have the rates of the run on average.
 
     Args:
-        rates: Share of all drafts of the run of which position j was accepted; a request adds the
-            more of them the less of them is accepted.
-        concentration: a + b of the Beta distribution of alpha; infinite where all are alike.
+        rates: Share of all drafts of the run whose position j was accepted. A request with lower
+            acceptance makes more drafts, and so counts more.
+        concentration: a + b of the Beta distribution of alpha; infinite if all requests are alike.
     """
     k, count = len(rates), len(output_lens)
     mean, factors = position_factors(rates, concentration)
@@ -498,7 +499,7 @@ def fates(
 
 
 def position_factors(rates: Sequence[float], concentration: float) -> tuple[float, list[float]]:
-    """Return the least mean of alpha, and factors of the positions, in [0, 1], with these rates."""
+    """Return the least mean of alpha, and factors of positions in [0, 1], that give these rates."""
     before = (1.0, *rates)
     chances = [now / last if last else 0.0 for last, now in zip(before, rates, strict=False)]
     mean = max(chances)
@@ -514,11 +515,11 @@ def position_factors(rates: Sequence[float], concentration: float) -> tuple[floa
 
 
 def _factors(rates: Sequence[float], alphas: NDArray[np.float64]) -> list[float]:
-    """Return factors with which requests of these alphas have the rates together."""
+    """Return the factors with which requests of these alphas together have the rates."""
     wanted = np.array(rates)
     powers = alphas[:, None] ** np.arange(1, len(rates) + 1)
     products = wanted / powers.mean(axis=0)
-    for _ in range(60):  # a request makes the more drafts the fewer tokens each of them yields
+    for _ in range(60):  # a request makes more drafts if each yields fewer tokens
         drafts = 1 / (1 + powers @ products)
         products = wanted * drafts.sum() / (drafts @ powers)
     before = np.append(1.0, products[:-1])
@@ -529,7 +530,7 @@ def _factors(rates: Sequence[float], alphas: NDArray[np.float64]) -> list[float]
 
 
 def _quantiles(mean: float, concentration: float, count: int) -> NDArray[np.float64]:
-    """Return the middles of `count` equally likely parts of the distribution, in order."""
+    """Return the midpoints of `count` equally likely parts of the distribution, ascending."""
     if math.isinf(concentration):
         return np.full(count, mean)
     from scipy.special import betaincinv

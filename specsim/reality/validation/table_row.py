@@ -1,4 +1,4 @@
-"""A row of a table of measured runs: what its cells say."""
+"""A row of a table of measured runs: the meaning of its cells."""
 
 import math
 import re
@@ -34,25 +34,25 @@ _FLAGS = {
     **dict.fromkeys(("on", "true", "yes", "1"), True),
     **dict.fromkeys(("off", "false", "no", "0"), False),
 }
-_UNTOLD = 1 << 20  # more than any answer has
-_CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
+_UNTOLD = 1 << 20  # longer than any answer
+_CUT_OFF = 0.95  # of the limit, as mean length: then most answers end at the limit
 SEVERAL = ("replicas", "num_replicas", "dp", "data_parallel_size")
 STAGES = ("pp", "pipeline_parallel_size")
 _LOOKUP = ("match_probability", "mean_match_len")
 _SHARES = ("acceptance_rate", "prefix_hit_rate", "match_probability")
-_ASIDE = 0.1  # of the mean length that was counted, from which on a stated one is doubtful
+_ASIDE = 0.1  # difference from the counted mean, as a share, from which a stated length is doubtful
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-_FIRST_SIMULATED = (0, 28)  # version whose rules are those of the engine
+_FIRST_SIMULATED = (0, 28)  # version whose rules the engine has
 _LAST_OF_ONE_TOKEN = (0, 12)  # pull request 30330
-_USUAL_SEQS = 256  # or more, of which the largest graph is as large
-_FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
+_USUAL_SEQS = 256  # from this max_num_seqs on, the largest graph has this size
+_FIRST_ASYNC = (0, 14)  # vLLM is asynchronous by default (release notes of v0.14.0)
 _FIRST_ASYNC_DRAFT_MODEL = (0, 23)  # likewise with a draft model (v0.22.1, v0.23.0 config/vllm.py)
 
 
 def filled(
     path: Path, line: int, cells: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the cells of a row with its empty ones given by ``--set``, or raise a ConfigError."""
+    """Return the cells of a row with empty ones filled from ``--set``; else a ConfigError."""
     made = dict(cells)
     for column, value in given.items():
         known = list(dict.fromkeys((*cells, *DESCRIBED, *METRICS)))
@@ -69,7 +69,7 @@ def filled(
 
 @dataclass
 class TableRow:
-    """The cells of a row, and what reading them finds out."""
+    """The cells of a row, and the notes and gaps that reading them finds."""
 
     path: Path
     line: int
@@ -78,7 +78,7 @@ class TableRow:
     gaps: list[str] = field(default_factory=list)
 
     def run(self) -> MeasuredRun:
-        """Return the run; a ConfigError if a cell is not what its column holds."""
+        """Return the run; a ConfigError if a cell does not fit its column."""
         self._check()
         measured = {name: value for name in METRICS if (value := self.number(name)) is not None}
         self._check_servers()
@@ -123,7 +123,7 @@ class TableRow:
         )
 
     def _check(self) -> None:
-        """Raise a ConfigError unless each cell is of its column's kind, whoever looks at it."""
+        """Raise a ConfigError unless each cell fits its column, even if it is not used."""
         kinds: dict[str, Callable[[str], Any]] = {
             "flag": self.flag,
             "whole": self.whole,
@@ -138,7 +138,7 @@ class TableRow:
                 raise self.wrong(column, "a share between 0 and 1")
 
     def _check_servers(self) -> None:
-        """Note if the load was that of several, of which one would be simulated."""
+        """Add a note if the load was that of several servers, of which one is simulated."""
         for column in SEVERAL:
             if self.text(column) not in ("", "1", "1.0"):
                 self.gaps.append(
@@ -172,7 +172,7 @@ class TableRow:
         return value
 
     def whole(self, column: str, least: int = 0) -> int | None:
-        """Return a whole number, which may be written as 5.0."""
+        """Return a whole number, which may be written as 5.0; None for an empty cell."""
         value = self.number(column)
         if value is not None and (value % 1 or value < least):
             raise self.wrong(column, f"a whole number of at least {least}")
@@ -240,15 +240,15 @@ class TableRow:
         total, found = self.number("total_input_tokens"), self._lengths("isl")
         hits = self.number("prefix_hit_rate")
         if found is not None and found.shared and hits:
-            # More than the common prefix, where a server had met the very prompts before.
+            # More than the common prefix: the server had met these very prompts before.
             shared = max(found.shared, round(hits * found.mean))
             return replace(found, shared=shared)
         return found or (MeasuredLengths(total / count) if total and count else None)
 
     def _is_warm(self, num_warmups: int, prompt: MeasuredLengths | None) -> bool:
-        """Return whether the first request found in the cache what it shares with others.
+        """Return whether the first request found the common prefix in the cache.
 
-        There was a warm-up, or so much was found that not even the first one computed it.
+        It did if there was a warm-up, or if the hit rate includes the first request's prefix.
         """
         if self.flag("prefix_caching") is False or num_warmups:
             return self.flag("prefix_caching") is not False
@@ -258,7 +258,7 @@ class TableRow:
         return hits >= shared.shared / prompt.mean
 
     def _output(self, count: int) -> MeasuredLengths | None:
-        """Return the lengths of the answers: as they were, if they could end by themselves."""
+        """Return the lengths of the answers: the counted ones if they could end by themselves."""
         given = self._lengths("osl")
         if given is not None and (given.is_spread or self.flag("ignore_eos")):
             return given
@@ -270,7 +270,7 @@ class TableRow:
         return replace(found, differ=True)
 
     def _compare_lengths(self, count: int, taken: dict[str, MeasuredLengths | None]) -> None:
-        """Note where lengths are stated otherwise than was counted."""
+        """Add notes where stated lengths differ from counted ones."""
         for column, lens in taken.items():
             counted = self._mean(column, count)
             if lens and counted and abs(lens.mean / counted - 1) > _ASIDE:
@@ -280,7 +280,7 @@ class TableRow:
                 )
 
     def _mean(self, column: str, count: int) -> float:
-        """Return the mean length that counters and rates of the row say; 0 if they do not."""
+        """Return the mean length by the row's counters and rates; 0 if it has none."""
         is_prompt = column == "isl"
         total = self.number("total_input_tokens" if is_prompt else "total_output_tokens")
         tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
@@ -289,19 +289,19 @@ class TableRow:
         return total / count if total and count else tokens / requests if tokens and requests else 0
 
     def _ends_at_a_limit(self, mean: float, given: MeasuredLengths | None) -> bool:
-        """Return whether answers of this mean ended where asked, nearly all at the same length."""
+        """Return whether answers of this mean ended at their limit, nearly all of one length."""
         asked = self.whole("max_tokens", 1), given and given.mean, mean
         return any(each and not each % 1 and _CUT_OFF * each <= mean <= each for each in asked)
 
     def _max_tokens(self, output: MeasuredLengths | None) -> int | None:
-        """Return what clients asked for, where most answers ended before it; None where not."""
+        """Return the clients' limit if most answers ended before it; else None."""
         if output is None or output.is_spread or self.flag("ignore_eos"):
             return None
         asked, given = self.whole("max_tokens", 1), self._lengths("osl")
         if asked is None and given is not None and not given.mean % 1:
             asked = int(given.mean) if given.mean > output.mean else None
         if asked is None:
-            return _UNTOLD if output.mean % 1 else None  # a whole mean: all alike, as asked for
+            return _UNTOLD if output.mean % 1 else None  # a whole mean: all at the limit
         return max(asked, ceil(output.mean)) if output.mean < _CUT_OFF * asked else None
 
     def _lengths(self, column: str) -> MeasuredLengths | None:
@@ -323,7 +323,7 @@ class TableRow:
         return MeasuredLengths(mean) if mean else None
 
     def _around(self, column: str, median: int) -> MeasuredLengths | None:
-        """Return lengths whose median is told, and whose mean follows from what was counted."""
+        """Return lengths with a stated median, and the mean that was counted."""
         mean = self._mean(column, self.whole("num_prompts", 1) or 0)
         if mean >= median > 0:
             return MeasuredLengths(mean, median=median)
@@ -333,7 +333,7 @@ class TableRow:
             f"give {total}, or request_throughput and output_tok_s"
             f"{', total_tok_s' * (column == 'isl')}"
         )
-        if needed not in self.gaps:  # lengths are asked for several times
+        if needed not in self.gaps:  # lengths are read several times
             self.gaps.append(needed)
         return None
 
@@ -359,7 +359,7 @@ class TableRow:
         return int(match[1]) if match else None
 
     def _is_async(self) -> bool | None:
-        """Return what the row says, or what its version did; None where that is not known."""
+        """Return whether the row, or its version, schedules asynchronously; None if not known."""
         if self.text("async_scheduling"):
             return self.flag("async_scheduling")
         version, is_draft_model = self._version(), self.text("method") == "draft_model"
@@ -372,7 +372,7 @@ class TableRow:
         return (int(found[1]), int(found[2])) if found else None
 
     def _said_version(self) -> str:
-        """Return what the row says of vLLM's version; nothing of another engine's."""
+        """Return vLLM's version as the row has it; empty for another engine."""
         return "" if self._is_other_engine() else self.text("engine_version")
 
     def _is_other_engine(self) -> bool:
@@ -380,7 +380,7 @@ class TableRow:
         return bool(engine) and not engine.startswith("vllm")
 
     def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
-        """Return the row's own acceptance by position; from its mean where it has no more."""
+        """Return the row's acceptance by position; derived from its mean if it has no more."""
         if not k:
             return ()
         length = self._acceptance_length(k, measured)
@@ -435,7 +435,7 @@ class TableRow:
         return tuple(high ** (j + 1) for j in range(k))
 
     def _scaled(self, rates: list[float], length: float | None) -> tuple[float, ...]:
-        """Let the rates, often of samples of a log, add up to what was counted in all."""
+        """Return the rates, often of samples of a log, scaled to the total acceptance."""
         if length is None or not sum(rates):
             return tuple(rates)
         factor = (length - 1) / sum(rates)
@@ -456,9 +456,9 @@ class TableRow:
         return spread
 
     def _graph_tokens(self, k: int) -> int | None:
-        """Return it as the row names it, or as a version of vLLM before those simulated chose it.
+        """Return the largest CUDA graph as in the row, or as a vLLM before 0.28 chose it.
 
-        Up to 0.12 for decodes of one token, whatever the drafts.
+        Versions up to 0.12 chose it for decodes of one token, even with drafts.
         """
         named, version = self.whole("max_cudagraph_capture_size"), self._version()
         if named or version is None or version >= _FIRST_SIMULATED:
@@ -473,9 +473,9 @@ class TableRow:
     def _counts_warmups(
         self, measured: Mapping[str, float], count: int, num_warmups: int, k: int
     ) -> bool:
-        """Return whether the server counted more tokens than the client got, by the warm-up's."""
+        """Return whether the server's counters exceed the client's tokens by those of a warm-up."""
         total = self.number("total_output_tokens")
         if not (num_warmups and total and {"num_drafts", "num_accepted_tokens"} <= set(measured)):
             return False
         more = measured["num_drafts"] + measured["num_accepted_tokens"] + count - total
-        return more > k * count  # an answer ends in the middle of its last draft
+        return more > k * count  # an answer may end inside its last draft

@@ -1,6 +1,6 @@
-"""vLLM: recorded from within its own process, and started here to be recorded.
+"""vLLM: recording from within its own process, and starting it to be recorded.
 
-Whoever asks need not have vLLM in the same Python. This file and the modules `recorder` and
+vLLM may be in another Python than the caller's. This file and the modules `recorder` and
 `scheduler` import nothing but the standard library and vLLM.
 """
 
@@ -23,12 +23,12 @@ _ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class VllmRun:
-    """A workload, and the run folder that comes of it; parallel lists, in order of arrival."""
+    """A workload and the run folder for its recording; parallel lists, in order of arrival."""
 
     folder: Path  # must not hold a run yet
-    arrivals: Sequence[float]  # seconds after the start of the run, rising
+    arrivals: Sequence[float]  # seconds after the start of the run, ascending
     prompts: Sequence[Sequence[int]]  # token ids
-    output_lens: Sequence[int]  # each answer is exactly that long
+    output_lens: Sequence[int]  # exact length of each answer, tokens
 
 
 def vllm_python() -> str:
@@ -39,7 +39,7 @@ def vllm_python() -> str:
             raise ConfigError(f"{PYTHON_VARIABLE} = {named}: there is no such file")
         return named
     found = find_spec("vllm")
-    if found is None or found.origin is None:  # a mere folder of that name is no vLLM
+    if found is None or found.origin is None:  # a plain folder of that name is not vLLM
         raise ConfigError(
             f"vLLM is not installed here; install it (pip install vllm), or name with "
             f"{PYTHON_VARIABLE} the python of the environment that has it"
@@ -55,12 +55,12 @@ def record_runs(
     probes: bool = False,
     timeout_s: float = 3600.0,
 ) -> None:
-    """Start a local vLLM, run workloads on it one after the other, and record each.
+    """Start a local vLLM, run workloads on it one after another, and record each.
 
-    Answers are greedy and exactly as long as asked for. The prefix cache is emptied before each
-    run, and a few requests that are not recorded warm the engine up. With probes, the speed of the
-    CPU is recorded, too. The environment adds variables such as ``OMP_NUM_THREADS``. A ConfigError
-    if there is no vLLM, or it failed; what was recorded until then stays, marked incomplete.
+    Answers are greedy and have exactly the requested length. The prefix cache is emptied before
+    each run, and a few unrecorded requests warm the engine up. With probes, the speed of the CPU is
+    recorded, too. `environment` adds variables such as ``OMP_NUM_THREADS``. Raises a ConfigError if
+    there is no vLLM, or it failed; what was recorded until then stays, marked incomplete.
     """
     spec = {
         "engine_kwargs": dict(engine_kwargs),

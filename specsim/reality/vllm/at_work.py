@@ -1,9 +1,9 @@
-"""How a policy in a real engine is asked: a step is shown in one place, which loops fill in.
+"""A policy at work in a real engine: each step is written to one place, which compiled loops read.
 
-In a server a step finds the caches emptied by the model, and every function of Python's and numpy's
-then takes several microseconds; so what the engine says of a step is copied here once, and what it
-adds up to, and what a policy that is loops makes of it, is worked out by one loop without Python.
-What a step takes is learned while the server works.
+In a server the model has emptied the caches before each step, so every Python or numpy call takes
+several microseconds. Therefore the engine's numbers of a step are copied here once; their sums, and
+the decision of a policy made of loops, are computed by one compiled loop. Step times are learned
+while the server works.
 """
 
 from collections.abc import Sequence
@@ -22,27 +22,27 @@ from specsim.decisions.policy import LoopPolicy, Policy, ServerView, pricing_of
 from specsim.profile.step_time import PRICING_SIZES, Pricing, priced, priced_plain, put_load
 
 _BELIEVED = np.array([0.02, 2e-5, 1e-8, 1e-4, 1e-3])
-"""Seconds until something has been measured: of a step, per batched token, per context token, of a
-step that drafts, per token of its drafts."""
-_UNSURE = 10.0  # times what is believed, as a standard deviation
-_NOISE = 0.1  # of a measured time, as a share of it
-_KEPT = 0.999  # share of what earlier steps say that a step leaves: machines change
+"""Step times assumed before anything is measured, seconds: per step, batched token, context token,
+step that drafts, and token of its drafts."""
+_UNSURE = 10.0  # standard deviation of the assumed times, as a multiple of them
+_NOISE = 0.1  # standard deviation of a measured time, as a share of it
+_KEPT = 0.999  # weight of earlier steps after each step, since machines change
 _SHORTEST = 1e-6  # seconds
 
 
 class _Known(NamedTuple):
-    """What is known of step times."""
+    """The current estimate of step times."""
 
-    seconds: Floats  # as `_BELIEVED`
-    spread: Floats  # covariance of what is believed, row after row
-    most: Floats  # variances that it never exceeds: what is never tried must not grow without end
+    seconds: Floats  # seconds, as `_BELIEVED`
+    spread: Floats  # covariance of the estimate, row after row
+    most: Floats  # upper limits of the variances: those of untried directions must not grow forever
     row: Floats  # as `LearnedTimes.row`
     gain: Floats  # scratch
 
 
 @loop_on(_Known)
 def learn(known: _Known) -> int:
-    """Learn from a step, by recursive least squares that forget."""
+    """Update the estimate with one step, by recursive least squares with forgetting."""
     seconds, spread, row, gain = known.seconds, known.spread, known.row, known.gain
     measured, num = row[5], len(seconds)
     error, variance = measured, (_NOISE * measured) * (_NOISE * measured)
@@ -68,7 +68,7 @@ def learn(known: _Known) -> int:
 
 
 class _Answering(NamedTuple):
-    """A step that loops ask for, of `Pricing`."""
+    """A question for a step time, `Pricing`, that loops ask."""
 
     load: Ints
     asked: Ints
@@ -78,7 +78,7 @@ class _Answering(NamedTuple):
 
 @loop_on(_Answering)
 def answer(asking: _Answering) -> int:
-    """Answer what the step takes; as `LearnedTimes.step_time`."""
+    """Answer with the time of the step, like `LearnedTimes.step_time`."""
     load, asked, seconds = asking.load, asking.asked, asking.seconds
     longest = 0 if asked[2] else load[4]
     time = seconds[0] + seconds[1] * asked[1] + seconds[2] * load[0]
@@ -88,7 +88,7 @@ def answer(asking: _Answering) -> int:
 
 
 class LearnedTimes:
-    """Step times, linear in what a step holds.
+    """Step times that are linear in the contents of a step, learned from measured steps.
 
     References:
         Haykin, "Adaptive Filter Theory", chapter 10 (exponentially weighted RLS).
@@ -98,8 +98,8 @@ class LearnedTimes:
         most = (_UNSURE * _BELIEVED) ** 2
         self.seconds: NDArray[np.float64] = _BELIEVED.copy()
         self.row: NDArray[np.float64] = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-        """Of a step that `learn` is to learn from: 1, batched tokens, context tokens, whether it
-        drafts, and how much; then the seconds it took."""
+        """The step for `learn`: 1, batched tokens, context tokens, whether it drafts, draft length;
+        then its time, seconds."""
         known = _Known(self.seconds, np.diag(most).ravel(), most, self.row, np.zeros(5))
         self.learn = learn.bind(known)
         load, asked = np.zeros(PRICING_SIZES["load"], np.int64), np.array([1, 0, 0, 0])
@@ -108,17 +108,17 @@ class LearnedTimes:
         self.answers: Desk[Pricing] = Desk(
             Pricing, rows=256, costs=8, load=load, asked=asked, answer=found, ask=ask
         )
-        """For loops, which ask it without Python."""
+        """Answers questions of compiled loops."""
 
     def step_time(self, load: StepLoad, draft_len: int | list[int] | Ints) -> float:
-        """Return the seconds of a step that then drafts so many tokens, at most, per sequence."""
+        """Return the seconds of a step that then drafts at most `draft_len` tokens per sequence."""
         longest = draft_len if isinstance(draft_len, int) else int(np.max(draft_len))
         return float(self.step_times(load, load.batched_tokens, longest))
 
     def step_times(
         self, load: StepLoad, batched_tokens: int | Ints, draft_len: int | list[int] | Ints
     ) -> NDArray[np.float64]:
-        """Return the same for many numbers of batched tokens, shape of those."""
+        """Return the same for many numbers of batched tokens, in their shape."""
         start, per_token, per_context, drafting, per_draft = self.seconds.tolist()
         lens = np.asarray(draft_len)
         times = start + per_token * batched_tokens + per_context * load.context_tokens
@@ -127,7 +127,7 @@ class LearnedTimes:
         return found
 
     def draft_time(self, draft_len: int) -> float:
-        """Return how much of that is drafting, seconds; never below 0."""
+        """Return the part of the step time for drafting, seconds; at least 0."""
         return max(float(self.seconds[3] * (draft_len > 0) + self.seconds[4] * draft_len), 0.0)
 
 
@@ -135,65 +135,66 @@ Count = Annotated[int, Field(ge=0, lt=2**40)]
 
 
 class Scheduled(NamedTuple):
-    """A sequence of a step that has been scheduled, as vLLM counts; lengths in tokens."""
+    """A sequence of a scheduled step, in vLLM's counts; lengths in tokens."""
 
-    number: Count  # requests are counted as they come, and a number is not used again
+    number: Count  # requests are numbered as they arrive; numbers are not reused
     prompt_len: Count
     output_len: Count
-    """Output that is known when the step is scheduled, or awaited from steps that still run."""
-    awaited_len: Count  # what of that is awaited, drafts included
+    """Output tokens known when the step is scheduled, and those awaited from running steps."""
+    awaited_len: Count  # the awaited part, drafts included
     context_len: Count
     batched_len: Count
 
     @property
     def in_prefill(self) -> bool:
-        """Whether the step leaves something of what is to be read to a later one."""
+        """Whether the step leaves part of the prompt to a later step."""
         return self.context_len + self.batched_len < self.prompt_len + self.output_len
 
     @property
     def draft_len(self) -> int:
-        """Drafts that the step verifies, of the batched tokens."""
+        """Draft tokens that the step verifies, part of its batched tokens."""
         return max(0, self.context_len + self.batched_len - self.prompt_len - self.output_len)
 
 
 Columns = list[int]
-"""Of a step: each field of `Scheduled` of all its sequences, one field after the other."""
+"""The fields of `Scheduled` for all sequences of a step, field after field."""
 
 
 class _ShownStep(NamedTuple):
-    """What the engine says of a step, and what of it a policy is shown."""
+    """The engine's numbers of a step, and the view of it that a policy gets."""
 
     told: Ints
-    """See `_NUM`; then what each sequence of a step that has ended emitted, then the `Columns` of
-    one that has been scheduled."""
+    """The numbers listed at `_NUM`; then the emitted tokens of each sequence of an ended step, then
+    the `Columns` of a scheduled step."""
     times: Floats
-    """Seconds: when that was scheduled; what the other took, what its target did, and its drafts
-    did; what the drafts did that it made."""
+    """Seconds: instant of scheduling; of the ended step its time, target time and draft time; time
+    of the drafts that it made."""
     kept: Ints
-    """Of each step that runs: its load and how many sequences; their requests; their drafts."""
+    """Of each running step: its load, its requests, their draft lengths."""
     sizes: Ints
-    """How many requests there is room for; then, filled in, the load of the last step, the
-    sequences that decode in it, and what is read if each of them decodes one token; of one that has
-    ended, rows and output of those that emitted any."""
+    """Room for requests; then results: the load of the last step, its decodes, and their context
+    tokens if each decodes one token; of an ended step, the sequences that emitted tokens and their
+    output tokens."""
     shown: Annotated[Any, View]
     learned: Floats  # as `LearnedTimes.row`
     learn: Hook | None = None
     decide: Hook | None = None
-    observe: Hook | None = None  # where step times are learned, and where the policy is loops
+    observe: Hook | None = None  # updates step times, and for loops the policy
 
 
 MOST_RUNNING = 32
-"""Steps that may run at once: vLLM has two, or one for each stage of a pipeline."""
-_NOWHERE = -1  # where no step has been scheduled, or none has ended
+"""Steps that may run at once: vLLM has two, or one per pipeline stage."""
+_NOWHERE = -1  # no scheduled step, or no ended step
 _NUM, _RUNNING, _FREE, _AT, _NUM_ENDED, _K, _ENDED_AT, _FIRST = range(8)
-"""Of `_ShownStep.told`: sequences that have been scheduled, how many run, free slots, where the
-step is kept; sequences of the step that has ended, what was decided for it, where it is kept."""
+"""Indices in `_ShownStep.told`: scheduled sequences, running requests, free slots, place of the
+step in `kept`; sequences of the ended step, its k, its place in `kept`; the first number after
+these."""
 _ROOM, _LOAD, _DECODES, _NEXT, _NUM_EMITTED, _OUTPUT = 0, 1, 5, 6, 7, 8  # of `_ShownStep.sizes`
 
 
 @inner
 def _look(seen: Any) -> int:
-    """Show a step that has been scheduled, and keep it; return the largest number of a request."""
+    """Fill the view with a scheduled step and keep it; return the largest request number."""
     told, view, kept, sizes = seen.told, seen.shown, seen.kept, seen.sizes
     num, most, largest = told[_NUM], len(view.requests), 0
     first, slot = _FIRST + told[_NUM_ENDED], told[_AT] * (4 + 2 * most)
@@ -233,7 +234,7 @@ def _look(seen: Any) -> int:
 
 @inner
 def _look_back(seen: Any) -> None:
-    """Show what came of a step that has ended, and learn what it took."""
+    """Fill the view with the outcome of an ended step, and learn its time."""
     told, view, kept, times, learned = seen.told, seen.shown, seen.kept, seen.times, seen.learned
     most, k = len(view.requests), told[_K]
     slot = told[_ENDED_AT] * (4 + 2 * most)
@@ -257,8 +258,8 @@ def _look_back(seen: Any) -> None:
     for place in range(4):
         seen.sizes[_LOAD + place] = kept[slot + place]
     seen.sizes[_NUM_EMITTED], seen.sizes[_OUTPUT] = num, accepted + num
-    target_time = times[1]  # in all, drafting included
-    if k:  # as is believed; vLLM does not tell them apart
+    target_time = times[1]  # of the whole step, drafting included
+    if k:  # estimated, because vLLM does not measure them apart
         put_load(view.pricing, context, batched, size, prefills)
         plain = priced_plain(view.pricing, batched)
         target_time *= min(1.0, plain / priced(view.pricing, batched, k))
@@ -269,16 +270,16 @@ def _look_back(seen: Any) -> None:
 
 @loop_on(_ShownStep, "specsim.decisions.loops", *ROOMS)
 def settle(seen: _ShownStep) -> int:
-    """Return one length for all that a policy in Python has said."""
+    """Return one draft length for the lengths that a policy in Python gave."""
     return common_len(seen.shown)
 
 
 @loop_on(_ShownStep, "specsim.decisions.loops", *ROOMS)
 def act(seen: _ShownStep) -> int:
-    """Show a step that has ended, if any, then one that has been scheduled, if any.
+    """Process an ended step, if any, then a scheduled step, if any.
 
-    A policy that is loops learns of the one, and says how much to draft in the other, which is
-    returned; below 0 if it has raised, or there is no room for what it is to remember.
+    A policy made of loops observes the first and decides on the second. Returns the draft length;
+    below 0 if the policy raised an error, or needs more room for its memory.
     """
     told = seen.told
     if told[_ENDED_AT] != _NOWHERE:
@@ -299,8 +300,8 @@ class AtWork:
     """A policy at work in an engine.
 
     Args:
-        most: Sequences of a step, at most.
-        times: What steps take, where that is learned.
+        most: Most sequences of a step.
+        times: Where step times are learned.
     """
 
     def __init__(
@@ -331,7 +332,7 @@ class AtWork:
         self._make_room(1023)
 
     def _make_room(self, number: int) -> None:
-        """Have room for what is remembered of requests up to a number."""
+        """Make room for the policy's memory of requests up to a number."""
         seen, room = self._seen, 2 * (number + 1)
         self._sizes[_ROOM] = room
         if self._in_loops:
@@ -343,10 +344,10 @@ class AtWork:
     def decide(
         self, step: int, columns: Columns, now: float, num_running: int, free_slots: int
     ) -> int:
-        """Return how much to draft, as the policy says.
+        """Return the draft length that the policy decides on.
 
         Args:
-            step: Steps before it.
+            step: Number of steps before this one.
         """
         num = len(columns) // len(Scheduled._fields)
         self._put(columns, num, num_running, free_slots, step % MOST_RUNNING)
@@ -357,7 +358,7 @@ class AtWork:
         return k if self._in_loops or not num else self._ask(num)
 
     def _put(self, columns: Sequence[int], *scheduled: int) -> None:
-        """Put down a step that has been scheduled, and the one that has ended, if any."""
+        """Store a scheduled step, and the ended one, if any."""
         at, k = _NOWHERE, 0
         output_lens: Sequence[int] = ()
         if self._ended is not None:
@@ -365,12 +366,12 @@ class AtWork:
             at, self._ended = step % MOST_RUNNING, None
         num = len(output_lens)
         size = _FIRST + num + len(columns)
-        if size not in self._packs:  # making one takes as long as using it
+        if size not in self._packs:  # making a packer takes as long as using it
             self._packs[size] = Struct(f"{size}q").pack_into
         self._packs[size](self._told, 0, *scheduled, num, k, at, *output_lens, *columns)
 
     def _ask(self, num: int) -> int:
-        """Ask a policy in Python."""
+        """Ask a policy written in Python."""
         lens: Any = self._policy.draft_lens(self._batch(num), self._memory)
         if not isinstance(lens, int | np.integer):
             self._view.lens[:num] = lens
@@ -394,12 +395,12 @@ class AtWork:
         )
 
     def observe(self, step: int, k: int, seconds: float, output_lens: Sequence[int]) -> None:
-        """Tell the policy what came of a step that took so long, and for which k was decided.
+        """Report an ended step to the policy: its time, seconds, and the k decided for it.
 
-        If it is loops, that is when it is asked the next time.
+        A policy made of loops gets the report when it is next asked.
 
         Args:
-            output_lens: What each of its sequences emitted.
+            output_lens: Tokens that each of its sequences emitted.
         """
         if self._ended is not None:
             self._tell()

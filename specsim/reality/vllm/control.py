@@ -1,9 +1,9 @@
-"""A policy of specsim in a real engine: what it is shown of each step, and what it is told of it.
+"""A policy of specsim in a real engine: what it sees of each step, and what it observes.
 
-The engine's side is `specsim.vllm`; here nothing of vLLM is needed, so that a log of decisions can
-be replayed anywhere. vLLM settles how long the drafts of a step are when it schedules the step, so
-the policy decides as in a simulation with asynchronous scheduling: one length for all sequences,
-before anything is known of the running step's outcome, and nobody's confidences.
+The engine's side is `specsim.vllm`; this module needs no vLLM, so that logs of decisions can be
+replayed anywhere. vLLM fixes the draft length when it schedules a step, so the policy decides as in
+a simulation with asynchronous scheduling: one length for all sequences, before the outcome of the
+running step is known, and without confidences.
 """
 
 import json
@@ -46,7 +46,7 @@ from specsim.run.drafting import server_view
 from specsim.run.experiment import Experiment
 
 MOST = 32
-"""Events that are not yet written, at most: decisions, and steps that have ended."""
+"""Most events (decisions and ended steps) that are not yet written."""
 
 
 class Decision(Settings):
@@ -66,7 +66,7 @@ class Decision(Settings):
 
 
 class Ended(Settings):
-    """What came of a step: what it took, and what each of its rows emitted."""
+    """The outcome of a step: its time, and the tokens that each row emitted."""
 
     event: Literal["observe"] = "observe"
     step: Count
@@ -75,11 +75,11 @@ class Ended(Settings):
 
 
 class DecisionLog:
-    """What a policy was shown and told in a server, a JSON line per event, in a new file.
+    """Log of a policy in a server, one JSON line per event, in a new file.
 
-    Lines are made of several steps at once, so that not each of them finds the caches emptied by a
-    model. What a kill (SIGKILL) loses is limited by `MOST`; a server that is told to end, or has
-    nothing left to do, has written all. An OSError if the file exists, or cannot be made.
+    Lines are written for several steps at once, because after each step a model has emptied the
+    caches. A kill (SIGKILL) loses at most `MOST` events; a server that is asked to end, or is idle,
+    has written all. Raises an OSError if the file exists, or cannot be created.
     """
 
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
@@ -88,9 +88,9 @@ class DecisionLog:
         self._file.write(to_json(head) + b"\n")
 
     def decided(self, *facts: Any) -> None:
-        """Log a decision: what `AtWork.decide` is given, and k."""
+        """Log a decision: the arguments of `AtWork.decide`, and k."""
         self._lines.append((_decision, facts))
-        if len(self._lines) > MOST:  # of steps in which nothing is scheduled, that end untold
+        if len(self._lines) > MOST:  # steps in which nothing is scheduled end without a report
             self.write()
 
     def ended(self, step: int, seconds: float, output_lens: Sequence[int]) -> None:
@@ -99,11 +99,11 @@ class DecisionLog:
             self.write()
 
     def write(self) -> None:
-        """Write what has been logged, all of it or nothing: half a line would end a replay."""
+        """Write the logged events, all or nothing: half a line would break a replay."""
         text = b"".join([to_json(make(*facts)) + b"\n" for make, facts in self._lines])
         start = self._file.tell()
         try:
-            while text:  # on a full disk a part is written first, and the rest is an error
+            while text:  # a full disk takes a part, and the rest is an error
                 text = text[self._file.write(text) :]
         except OSError:
             self._file.seek(start)
@@ -112,7 +112,7 @@ class DecisionLog:
         self._lines.clear()
 
     def close(self) -> None:
-        """Write what has been logged, and nothing any more."""
+        """Write the logged events, and close the file."""
         try:
             self.write()
         finally:
@@ -135,13 +135,13 @@ def _ended(step: int, seconds: float, output_lens: Sequence[int]) -> dict[str, A
 
 
 def events_of(path: Path, kinds: Mapping[str, type[Settings]]) -> Iterator[tuple[int, Settings]]:
-    """Return the events of a log, each with the number of its line.
+    """Return the events of a log, each with its line number.
 
     Args:
-        kinds: Classes of its events, by their names.
+        kinds: Classes of the events, by name.
 
     Raises:
-        ConfigError: It cannot be read, is empty, or has another event.
+        ConfigError: The file cannot be read, is empty, or has an unknown event.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -164,7 +164,7 @@ def events_of(path: Path, kinds: Mapping[str, type[Settings]]) -> Iterator[tuple
 
 
 VARIABLE = "SPECSIM_CONTROL"
-"""Environment variable for what would stand under "specsim" of ``--additional-config``, in JSON."""
+"""Environment variable with the content of "specsim" in ``--additional-config``, as JSON."""
 NO_POLICY = (
     'no policy is named; add --additional-config \'{"specsim": {"policy": "goodput"}}\', or set '
     f"{VARIABLE}"
@@ -174,18 +174,19 @@ _ANY = "h100/llama-3.1-8b"
 
 
 class Control(Settings):
-    """Who decides how much a vLLM server drafts: ``--additional-config '{"specsim": {...}}'``."""
+    """Which policy decides in a vLLM server: ``--additional-config '{"specsim": {...}}'``."""
 
     policy: str
-    """As ``specsim compare --policies`` takes it: a short form, or ``FILE.py:CLASS``."""
+    """Policy as in ``specsim compare --policies``: a short form, or ``FILE.py:CLASS``."""
     profile: str | None = None
-    """What steps take, as `Experiment.profile`; by default that is learned while it serves."""
+    """Profile with step times, as in `Experiment.profile`; by default they are learned while
+    serving."""
     log: str | None = None
-    """File into which every decision is written, a JSON line per event; it must not exist."""
+    """New file for the log of decisions, one JSON line per event; it must not exist."""
 
 
 def told(additional_config: Any) -> Control | None:
-    """Return what a server is told there, or by `VARIABLE`; None if nothing; else a ConfigError."""
+    """Return the control in the config, or in `VARIABLE`; None without; a ConfigError if wrong."""
     found = additional_config.get("specsim") if isinstance(additional_config, dict) else None
     text = os.environ.get(VARIABLE)
     if found is None and text:
@@ -200,7 +201,7 @@ def told(additional_config: Any) -> Control | None:
 
 
 def check(control: Control) -> None:
-    """Raise a SpecsimError for what is wrong whatever the server: policy, profile or log."""
+    """Raise a SpecsimError if policy, profile or log are wrong for any server."""
     policy = POLICIES.given(f"{_SOURCE}.policy = {control.policy}", control.policy)
     _check_policy(policy, control)
     if control.profile is not None:
@@ -219,7 +220,7 @@ def _check_policy(policy: Policy, control: Control) -> None:
 
 
 class Engine(Settings):
-    """What a server says of itself when it starts."""
+    """The description of a server when it starts."""
 
     method: str
     num_speculative_tokens: Annotated[int, Field(ge=1)]
@@ -228,7 +229,7 @@ class Engine(Settings):
 
 
 class Head(Settings):
-    """First line of a log."""
+    """The first line of a log."""
 
     event: Literal["start"] = "start"
     control: Control
@@ -237,14 +238,14 @@ class Head(Settings):
 
 
 class Controller:
-    """Asks a policy for one draft length per step, and tells it what came.
+    """Asks a policy for one draft length per step, and reports outcomes to it.
 
     Args:
-        rank: Of a data-parallel server: each draws luck of its own.
+        rank: Data-parallel rank; each rank draws its own luck.
 
     Raises:
-        ConfigError: The policy is none, or cannot decide under vLLM; or the profile is none, or
-            knows no drafter of this method; or the log exists.
+        ConfigError: The policy does not exist, or cannot decide under vLLM; the profile does not
+            exist, or knows no drafter of this method; or the log exists.
     """
 
     def __init__(self, control: Control, engine: Engine, rank: int = 0) -> None:
@@ -254,7 +255,7 @@ class Controller:
         self._policy = policy
         self._learned = LearnedTimes() if control.profile is None else None
         server = self._server(experiment, engine, rank)
-        if type(policy).__module__.startswith("specsim."):  # others may write what they are told
+        if type(policy).__module__.startswith("specsim."):  # others may write to their view
             _rehearse(AtWork(policy, replace(server, rng=np.random.default_rng(0)), 1))
         self._max_draft_len = server.max_draft_len
         self._asked = AtWork(policy, server, engine.max_num_seqs, self._learned)
@@ -265,7 +266,8 @@ class Controller:
             self._log = _opened(control.log, rank, head)
         matters = policy.is_dynamic or policy.overrides(Policy.observe) or self._log is not None
         self.constant = None if matters else server.max_draft_len
-        """What it always decides, where nothing that it could be told matters; None: that does."""
+        """The constant decision of a policy that uses nothing of a step; None for other
+        policies."""
 
     def _server(self, experiment: Experiment, engine: Engine, rank: int) -> ServerView:
         times = self._learned
@@ -289,7 +291,7 @@ class Controller:
     def decide(
         self, columns: Columns, now: float, num_running: int, free_slots: int
     ) -> tuple[int, int]:
-        """Return how much to draft at the end of a scheduled step, and its number."""
+        """Return the draft length for the end of a scheduled step, and the step's number."""
         step = self._num_steps
         self._num_steps += 1
         k = self._asked.decide(step, columns, now, num_running, free_slots)
@@ -303,13 +305,13 @@ class Controller:
         return k, step
 
     def observe(self, step: int, k: int, seconds: float, output_lens: Sequence[int]) -> None:
-        """Learn from a step that has ended.
+        """Observe a step that has ended.
 
         Args:
             step: Its number.
-            k: What was decided for it.
-            seconds: What it took, drafting included.
-            output_lens: What each of its sequences emitted.
+            k: The draft length decided for it.
+            seconds: Its time, drafting included.
+            output_lens: Tokens that each of its sequences emitted.
         """
         if self._num_steps - step > MOST_RUNNING:
             raise ConfigError(f"more than {MOST_RUNNING} steps run at once; use a shorter pipeline")
@@ -318,7 +320,7 @@ class Controller:
             self._log.ended(step, seconds, output_lens)
 
     def rest(self) -> None:
-        """Write what has been logged: nothing is left to do for now."""
+        """Write the log, since the server is idle."""
         if self._log is not None:
             self._log.write()
 
@@ -329,14 +331,14 @@ class Controller:
 
 
 def _rehearse(asked: AtWork) -> None:
-    """Let a policy decide once before anybody waits: loops are compiled where first used."""
-    for step in range(2):  # a step is told when the next one is asked about
+    """Let a policy decide once before requests come, because loops are compiled at first use."""
+    for step in range(2):  # a step is reported when the next one is decided
         k = asked.decide(step, [*Scheduled(0, 1, 1, 0, 1, 1)], 0.0, 1, 1000)
         asked.observe(step, k, 0.01, [1])
 
 
 class Disagreement(NamedTuple):
-    """A decision of a log that a replay does not make."""
+    """A decision in a log that a replay does not repeat."""
 
     line: int
     logged: int
@@ -344,10 +346,10 @@ class Disagreement(NamedTuple):
 
 
 def replay(path: Path | str) -> tuple[int, list[Disagreement]]:
-    """Return how many decisions a log holds, and those that the same policy does not make again.
+    """Return the number of decisions in a log, and those that the policy does not repeat.
 
     Raises:
-        ConfigError: It is no such log, or its policy is none here.
+        ConfigError: The file is no such log, or its policy does not exist here.
     """
     events = events_of(Path(path), _EVENTS)
     head = next(events)[1]
@@ -355,7 +357,7 @@ def replay(path: Path | str) -> tuple[int, list[Disagreement]]:
         raise ConfigError(f"{path}: does not begin with 'start'; name a file of specsim.vllm")
     control = Controller(head.control.model_copy(update={"log": None}), head.engine, head.rank)
     differences: list[Disagreement] = []
-    made: list[tuple[int, int]] = []  # k, and how many rows
+    made: list[tuple[int, int]] = []  # k, and the number of rows
     for number, event in events:
         if (odd := _oddity(event, made, head.engine)) is not None:
             raise ConfigError(f"{path}: line {number}: {odd}; name a file as specsim.vllm wrote it")
@@ -372,7 +374,7 @@ def replay(path: Path | str) -> tuple[int, list[Disagreement]]:
 
 
 def _oddity(event: Settings, made: Sequence[tuple[int, int]], engine: Engine) -> str | None:
-    """Return why an event cannot follow some decisions."""
+    """Return why an event cannot follow the decisions before it; None if it can."""
     if isinstance(event, Decision):
         if event.step != len(made):
             return f"step {event.step} is decided where {len(made)} comes next"
@@ -400,7 +402,7 @@ def _opened(named: str, rank: int, head: Mapping[str, Any]) -> DecisionLog:
 
 
 def _experiment(control: Control, engine: Engine) -> dict[str, Any]:
-    """Return an experiment with such a server; its workload is never asked for."""
+    """Return an experiment with this server, whose workload is not used."""
     lengths = {"kind": "uniform", "prompt": [1, 2], "output": [1, 2]}
     speculation: dict[str, Any] = {
         "method": engine.method,
@@ -419,12 +421,12 @@ def _experiment(control: Control, engine: Engine) -> dict[str, Any]:
             "num_requests": 1,
             "lengths": lengths,
         },
-        "profile": control.profile or _ANY,  # without one its times are never asked for
+        "profile": control.profile or _ANY,  # without one its times are not used
     }
 
 
 def _refused(policy: Policy) -> str | None:
-    """Return why a policy cannot decide under vLLM, and what to do about it; None if it can."""
+    """Return why a policy cannot decide under vLLM, and a remedy; None if it can."""
     if is_bound(policy):
         return "knows the future or the acceptance model, as no server can; use another"
     if isinstance(policy, DraftsTrees | PicksDrafter | PicksSource):

@@ -1,7 +1,7 @@
-"""The recorder's side of a vLLM engine: from what its scheduler says to rows of a run folder.
+"""The recorder inside a vLLM engine: turns what the scheduler reports into rows of a run folder.
 
-Every step adds to what its users wait for, so there is no loop over a step's requests here that a
-copy of a list can spare, and ``meta.json`` says in the end how long all of it took.
+The time of each step's recording delays the users, so copies of lists replace loops over a step's
+requests where possible; ``meta.json`` gets the total time that recording took.
 """
 
 import time
@@ -26,7 +26,7 @@ class _Live:
 
 @dataclass(slots=True)
 class _Step:
-    output: Any  # what the scheduler said of it, which comes back when it has ended
+    output: Any  # SchedulerOutput of the step, which comes back at its end
     row: StepRow
     first_tokens: list[_Live]  # requests that get their first token from it
 
@@ -34,8 +34,8 @@ class _Step:
 class Recorder:
     """Records one run; each method raises a ConfigError if something cannot be written.
 
-    An asynchronous engine schedules steps before the ones before them have ended. Token ids are
-    written if `has_tokens`.
+    An asynchronous engine schedules steps before earlier ones have ended. Token ids are written if
+    `has_tokens`.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Recorder:
         self._clock = clock or Clock()
         self._live: dict[str, _Live] = {}
         self._numbers: dict[str, int] = {}
-        self._in_prefill: set[str] = set()  # whose last piece stopped short of what is known
+        self._in_prefill: set[str] = set()  # whose last chunk left known tokens over
         self._in_flight: deque[_Step] = deque()
-        self._ends_foreign_step = False  # one that was scheduled before the recording began
-        self._open: _Step | None = None  # a synchronous step, until the next is scheduled
+        self._ends_foreign_step = False  # a step scheduled before the recording began
+        self._open: _Step | None = None  # a synchronous step, until the next one is scheduled
         self._known_ended: set[str] = set()
         self._is_settled = False
         self._num_requests = self._num_steps = 0
@@ -64,21 +64,21 @@ class Recorder:
 
     def arrived(self, request: Any) -> None:
         if request.request_id in self._live:
-            return  # more input for a session that is known
+            return  # more input for a known session
         if self._is_settled:
             self._is_settled = False
             self._writer.mark(complete=False)
-        # The clock of the front end is the wall's; the engine may be late to take a request in.
+        # The front end uses the wall clock; the engine may accept a request later.
         waited = max(0.0, time.time() - request.arrival_time)
         live = _Live(self._num_requests, request, self._clock.now() - waited)
         self._live[request.request_id] = live
         self._numbers[request.request_id] = live.number
         self._num_requests += 1
-        # At once: a server is killed in the middle of things, by default right after a SIGTERM.
+        # At once: a server may be killed at any time, by default right after a SIGTERM.
         self._write_request(live, None, "had not ended when the recording did")
 
     def scheduled(self, scheduler: Any, output: Any, started_at: float) -> None:
-        """Note a step that has been scheduled; it was asked for at `started_at`."""
+        """Record a scheduled step; `started_at` is when its scheduling began."""
         begun = time.perf_counter()
         if self._open is not None:
             self._write(self._open, started_at)
@@ -118,9 +118,9 @@ class Recorder:
         self._own_time += time.perf_counter() - begun
 
     def verified(self, scheduler: Any, output: Any, model_output: Any) -> None:
-        """Note what a step accepted, before the scheduler is told."""
+        """Record what a step accepted, before the scheduler processes it."""
         begun = time.perf_counter()
-        # Of an asynchronous engine's last run a step may be in flight for a request that has ended.
+        # Requests of an asynchronous engine's last run may have ended while a step was in flight.
         foreign = not self._in_flight or self._in_flight[0].output is not output
         self._ends_foreign_step = foreign
         if foreign:
@@ -136,7 +136,7 @@ class Recorder:
             for request_id, draft in drafts.items():
                 entry, emitted_len = live.get(request_id), num_tokens[rows[request_id]]
                 if entry is None or not emitted_len:
-                    continue  # it has ended meanwhile
+                    continue  # ended meanwhile
                 accepted_lens[request_id] = accepted_len = emitted_len - 1
                 drafted_lens[request_id] = draft_len = len(draft)
                 position = entry.request.num_output_tokens
@@ -147,7 +147,7 @@ class Recorder:
         self._own_time += time.perf_counter() - begun
 
     def updated(self, scheduler: Any) -> None:
-        """Note that the output of the oldest step has been taken in."""
+        """Record that the output of the oldest step has been processed."""
         now, begun = self._clock.now(), time.perf_counter()
         if self._ends_foreign_step:
             self._ended_at = now
@@ -157,7 +157,7 @@ class Recorder:
             if live.request.num_output_tokens:
                 live.first_token_at = now
         if self._is_async:
-            # It ran once the one before had ended, however early it was scheduled.
+            # It ran after the previous step had ended, however early it was scheduled.
             step.row["started_at"] = max(step.row["started_at"], self._ended_at)
         if not self._is_async and scheduler.get_num_unfinished_requests():
             self._open = step
@@ -176,13 +176,13 @@ class Recorder:
         self._writer.add_probe(at, seconds)
 
     def settle(self) -> None:
-        """Mark the run complete as far as it has come: the engine may be killed any moment."""
+        """Mark the run complete so far, since the engine may be killed at any time."""
         self._write_totals()
         self._is_settled = not self._live
         self._writer.mark(complete=self._is_settled)
 
     def close(self) -> None:
-        """Write what has not been written; complete is a run whose requests have all ended."""
+        """Write the rest; the run is complete if all its requests have ended."""
         is_complete = not self._live
         for request_id in list(self._live):
             self._end(request_id, self._clock.now(), "the engine stopped before it had ended")

@@ -27,7 +27,7 @@ from specsim.reality.vllm.recorder import Recorder
 
 FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"  # environment variable: where the run is written
 TOKENS_VARIABLE = "SPECSIM_RECORD_TOKENS"
-"""Environment variable: set to 1, token ids are written too, for prefix hits."""
+"""Environment variable: 1 also writes token ids, which prefix hits need."""
 
 _OF_SCHEDULER = (
     *("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens"),
@@ -41,14 +41,14 @@ _OF_SPECULATION = (
     *_OF_LOOKUP,
 )
 
-_log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
+_log = logging.getLogger("vllm.specsim")  # vLLM shows logs of names below its own
 
 
 class RecordingScheduler(Scheduler):
     """vLLM's synchronous scheduler, recorded."""
 
-    recorder: Recorder | None  # None once recording has failed: a server must not fall with it
-    clock: Clock  # of all that is recorded; may be replaced before a run
+    recorder: Recorder | None  # None after recording failed, which must not stop the server
+    clock: Clock  # of all recorded times; may be replaced before a run
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         folder = _folder(vllm_config)
@@ -60,7 +60,7 @@ class RecordingScheduler(Scheduler):
         atexit.register(self.stop_run)  # an offline engine may end without a shutdown
 
     def start_run(self, folder: Path) -> None:
-        """Stop what is being recorded, if anything, and record into a new folder from now on."""
+        """Stop the current recording, if any, and record into a new folder."""
         self.stop_run()
         is_async = isinstance(self, AsyncScheduler)
         has_tokens = os.environ.get(TOKENS_VARIABLE) == "1"
@@ -79,7 +79,7 @@ class RecordingScheduler(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        # Before vLLM does: it cuts tokens off in place, and moves the positions on.
+        # Before vLLM's own method, which cuts tokens in place and advances positions.
         self._record("verified", self, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._record("updated", self)
@@ -89,7 +89,7 @@ class RecordingScheduler(Scheduler):
         ended = super().finish_requests(request_ids, *args, **kwargs)
         self._record("ended", [request.request_id for request in ended])
         if request_ids is None:
-            # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
+            # All requests: after a SIGTERM, when the engine is killed before its `shutdown`.
             self._record("settle")
         return ended
 
@@ -98,17 +98,17 @@ class RecordingScheduler(Scheduler):
         super().shutdown()
 
     def stop_run(self) -> None:
-        """Stop recording: the run folder is whole, and nothing is recorded until `start_run`."""
+        """Stop recording: the run folder is complete, and nothing is recorded until `start_run`."""
         self._record("close")
         self.recorder = None
 
     def _record(self, what: str, *args: Any) -> None:
-        """Tell the recorder, if there is one; see its method of that name."""
+        """Call the recorder's method of this name, if there is a recorder."""
         if self.recorder is None:
             return
         try:
             getattr(self.recorder, what)(*args)
-        except Exception as error:  # whatever it is: the server must go on
+        except Exception as error:  # any error: the server must go on
             self.recorder = None
             is_own = isinstance(error, ConfigError)
             _log.error("specsim: recording has stopped: %s", error, exc_info=not is_own)
@@ -119,9 +119,9 @@ class RecordingAsyncScheduler(RecordingScheduler, AsyncScheduler):
 
 
 def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> RecordingScheduler:
-    """Return the scheduler that vLLM would have chosen, recorded: for ``--scheduler-cls``.
+    """Return vLLM's own choice of scheduler with recording: for ``--scheduler-cls``.
 
-    A ConfigError if ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
+    Raises a ConfigError if ``SPECSIM_RECORD_DIR`` is not set, or names a folder with a run.
     """
     is_async = vllm_config.scheduler_config.async_scheduling
     chosen = RecordingAsyncScheduler if is_async else RecordingScheduler
@@ -140,7 +140,7 @@ def _folder(vllm_config: Any) -> Path:
 
 
 def _run_meta(config: Any) -> dict[str, Any]:
-    """Return ``meta.json``: options as resolved, of an engine that knows its KV blocks."""
+    """Return ``meta.json``: resolved options of an engine whose KV blocks are known."""
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
     scheduler = config.scheduler_config  # older versions have fewer fields
     engine = {name: getattr(scheduler, name) for name in _OF_SCHEDULER if hasattr(scheduler, name)}
@@ -149,7 +149,7 @@ def _run_meta(config: Any) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "dtype": str(model.dtype).removeprefix("torch."),
         "enforce_eager": model.enforce_eager,
-        # No times here follow from these; `specsim validate` says that they do not count.
+        # These change no times here; `specsim validate` reports that they are ignored.
         "quantization": model.quantization,
         "kv_cache_dtype": str(cache.cache_dtype),
         "enable_lora": config.lora_config is not None,

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # keeps the scheduler in this process
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 
@@ -23,7 +23,7 @@ _WARM_UP_REQUESTS, _WARM_UP_TOKENS, _WARM_UP_STEPS = 6, 24, 3
 
 
 def main(path: Path) -> None:
-    """Do what a file says that `record_runs` wrote."""
+    """Run the workloads in a file that `record_runs` wrote."""
     spec = json.loads(path.read_text(encoding="utf-8"))
     scratch = Path(tempfile.mkdtemp(prefix="specsim-warm-up-"))
     os.environ[FOLDER_VARIABLE] = str(scratch / "run")
@@ -63,9 +63,9 @@ def serve(
     output_lens: list[int],
     probe: Probe | None = None,
 ) -> None:
-    """Send requests when they are due (s), whatever has become of those before; step till all end.
+    """Send requests at their arrival times, s, and step the engine until all have ended.
 
-    Probes are done between steps, while the clock of the run stands still.
+    Probes run between steps, while the clock of the run stands still.
     """
     scheduler = engine.engine_core.engine_core.scheduler
     clock, number, probed_at = scheduler.clock, 0, 0.0
@@ -87,12 +87,12 @@ def serve(
 
 
 def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
-    """Run a step of every number of tokens, and of sequences; see `keep_kernels`."""
+    """Run a step of every number of tokens and of sequences; see `keep_kernels`."""
     scheduler = engine.engine_core.engine_core.scheduler
     tokens = [token for prompt in prompts for token in prompt]
     most = min(scheduler.max_num_scheduled_tokens, scheduler.max_model_len - 1)
     for num in range(1, most + 1):
-        # Each of other tokens, so that no prefix is cached.
+        # With different tokens, so that no prefix is cached.
         _run_together(engine, [random.Random(num).choices(tokens, k=num)], 1)
     for num in range(2, scheduler.max_num_running_reqs + 1):
         short = [random.Random(place).choices(tokens, k=2) for place in range(num)]

@@ -1,6 +1,6 @@
-"""Capacity: which load a server sustains within limits, how many that takes, and what it costs.
+"""Capacity: which load a server sustains within limits, for how many replicas, at which cost.
 
-All searches go on side by side, and their simulations on all processes.
+The searches of all contenders run side by side and share the processes for their simulations.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,14 +44,14 @@ __all__ = [
 ]  # fmt: skip
 
 _START_CLIENTS = 16
-_BELOW = 1.1  # so many times below saturation a search begins: limits mostly bind before that
+_BELOW = 1.1  # a search begins below saturation by this factor, since limits mostly bind before it
 _ROUNDS = 6  # requests per client of a closed loop
 _REQUESTS, _MOST_REQUESTS = 2000, 64_000
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A hardware and a policy, and the experiment that is run on it."""
+    """One hardware under one policy, and the experiment to run on it."""
 
     hardware: Hardware
     label: str
@@ -72,7 +72,7 @@ class Contender:
         return self._tasks(asked.load, trials[: self.goal.num_runs(asked.num_requests)])
 
     def at_once(self) -> list[Task]:
-        """Return the simulations of all requests at once, which show the saturated server."""
+        """Return the simulations of all requests at once, which give the saturated throughput."""
         count = self.goal.num_requests
         return self._tasks(count, self.loads.closed_trials(self.policy, count, count))
 
@@ -84,7 +84,7 @@ class Contender:
         if saturated is None:
             return explore(float(_START_CLIENTS), self.goal, count)
         if self.goal.max_requests is not None and not self.goal.is_rough:
-            # A server that holds many requests at once takes long to be steady.
+            # A server that holds many requests at once takes long to become steady.
             count = max(count, FILLS * saturated.held)
         return explore(saturated.requests_per_second / _BELOW, self.goal, count)
 
@@ -109,14 +109,14 @@ def capacity(
 ) -> Capacity:
     """Return the largest load within limits that each hardware sustains under each policy.
 
-    Limits, GPUs or profiles, and policies (in short form) are the experiment's where none are
-    given. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
+    Limits, GPUs or profiles, and policies (in short form) default to the experiment's. Raises a
+    SpecsimError if the load cannot be varied, or a simulation cannot be run.
 
     Args:
-        is_closed: Whether to vary the number of clients, not the rate.
-        qps: Requests per second to count replicas for.
-        redundancy: ``n+1`` for one replica beyond those that `qps` takes.
-        num_requests: Of each run; by default runs grow until the answer stops moving.
+        is_closed: Whether to vary the number of clients instead of the rate.
+        qps: Target rate for which replicas are counted, requests/s.
+        redundancy: ``n+1`` for one replica more than `qps` needs.
+        num_requests: Requests of each run; by default runs grow until the answer stops moving.
     """
     limits = experiment.slo if slo is None else slo
     if limits is None:
@@ -154,10 +154,11 @@ def find_capacity(
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> Capacity:
-    """Find what each hardware sustains under each policy.
+    """Return what each hardware sustains under each policy.
 
-    One replica of the experiment is loaded, or all of its pools; its policy, profile and load are
-    replaced. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
+    The load is put on one replica of the experiment, or on all of its pools; its policy, profile
+    and load are replaced. Raises a SpecsimError if the load cannot be varied, or a simulation
+    cannot be run.
     """
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [
@@ -165,7 +166,7 @@ def find_capacity(
         for each in hardware
         for label, policy in policies.items()
     ]
-    for candidate in candidates:  # what cannot run is found before the first simulation
+    for candidate in candidates:  # errors are found before the first simulation
         try:
             candidate.check()
         except CapacityError as error:
@@ -208,7 +209,7 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
 
 
 def searched(candidates: list[Contender], runner: Runner) -> list[Found]:
-    """Return what each of some contenders sustains, searched for side by side."""
+    """Return what each contender sustains, searched side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if candidates and not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
@@ -223,11 +224,11 @@ def refined(
     runner: Runner,
     is_enough: Callable[[Contender, Interval], bool],
 ) -> list[Found]:
-    """Return what contenders sustain, beginning with what shorter runs have shown.
+    """Return what contenders sustain, refined from the results of shorter runs.
 
     Args:
-        known: What they have shown, in which each contender sustained some load.
-        is_enough: Whether an interval is as narrow as it has to be.
+        known: The results of shorter runs, in each of which some load was sustained.
+        is_enough: Whether an interval is narrow enough to stop.
     """
     searches = []
     for candidate, before in zip(candidates, known, strict=True):
@@ -263,7 +264,7 @@ def _found(candidates: list[Contender], searches: list[Search], runner: Runner) 
 def hardware_notes(
     found: list[Found], words: Callable[[Found], str] = lambda each: each.name
 ) -> list[str]:
-    """Return what there is to know of step times and prices before believing the numbers."""
+    """Return notes on the step times and prices that the numbers rest on."""
     labels = dict.fromkeys(each.hardware.label for each in found)
     unmeasured = {each.hardware.label for each in found if not each.hardware.is_measured}
     guessed = [label for label in labels if label in unmeasured]
@@ -284,7 +285,7 @@ def hardware_notes(
 
 
 def model_notes(found: list[Found]) -> list[str]:
-    """Return what each answer would be with step times as far off as on measured servers."""
+    """Return notes on how each answer changes if step times are off as on measured servers."""
     notes, unknown = [], []
     for each in found:
         if each.rate is None:

@@ -1,4 +1,4 @@
-"""What a capacity plan is asked: hardware, policies and prices to choose from, and the goal."""
+"""Choices of a capacity plan: hardware, policies and prices to choose from, and the goal."""
 
 import datetime
 import math
@@ -26,7 +26,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.validity import BASES, step_times
 from specsim.study.capacity.limits import LatencyLimits
 
-_SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
+_SAME_WEIGHTS = 0.1  # share by which the memory of equal weights may differ between profiles
 _PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
@@ -35,7 +35,7 @@ class Prices(Settings):
     """Prices of GPUs."""
 
     date: str = ""
-    """When they held; not known of prices that were given by hand."""
+    """Date of the prices; unknown for prices given by hand."""
     source: str = "as given"
     currency: str = Field(default="USD", min_length=1)
     per_gpu_hour: dict[str, Annotated[float, Field(gt=0)]]
@@ -44,7 +44,7 @@ class Prices(Settings):
     @field_validator("date", mode="before")
     @classmethod
     def _as_text(cls, date: Any) -> Any:
-        # Without quotes, 2026-11-21 is a date to YAML.
+        # YAML reads an unquoted 2026-11-21 as a date
         return date.isoformat() if isinstance(date, datetime.date) else date
 
     @field_validator("per_gpu_hour")
@@ -57,9 +57,9 @@ class Prices(Settings):
 
     @classmethod
     def load(cls, path: Path | str | None) -> Self:
-        """Return prices such as ``h100:2.1,l40s:0.95``, those of a YAML file, or examples.
+        """Return prices from text like ``h100:2.1,l40s:0.95`` or a YAML file; by default examples.
 
-        A ConfigError if they are wrong.
+        Raises a ConfigError if they are wrong.
         """
         typed = re.sub(r"\s*,\s*", ",", str(path or "").strip())
         given = dict(_PRICE.findall(typed))
@@ -76,13 +76,13 @@ class Prices(Settings):
             return cls.model_validate(load_mapping(path, ConfigError))
 
     def per_hour(self, gpus: Mapping[str, float]) -> float | None:
-        """Return what so many GPUs of each kind cost per hour; None if one has no price."""
+        """Return the price per hour of a number of GPUs of each kind; None if one has no price."""
         if not gpus.keys() <= self.per_gpu_hour.keys():
             return None
         return sum(self.per_gpu_hour[gpu] * number for gpu, number in gpus.items())
 
     def per_gpu_of(self, gpus: Counter[str]) -> float | None:
-        """Return the mean price of some GPUs, per GPU and hour; None if one has no price."""
+        """Return the mean price per GPU and hour of some GPUs; None if one has no price."""
         if not gpus.keys() <= self.per_gpu_hour.keys():
             return None
         prices = [self.per_gpu_hour[gpu] for gpu in gpus.elements()]
@@ -91,37 +91,37 @@ class Prices(Settings):
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked for."""
+    """The question that a capacity search answers."""
 
     slo: Slo
     attainment: float
-    """Share of the requests that must keep all limits, but for those with a share of their own."""
-    tolerance: float  # ratio, less 1, of the loads between which the capacity is known to lie
-    is_closed: bool  # whether the load is a number of clients, not a rate
+    """Share of the requests that must keep all limits; limits in `limit_shares` have their own."""
+    tolerance: float  # the search ends when the loads around the capacity differ by this ratio - 1
+    is_closed: bool  # whether the load is a number of clients instead of a rate
     target_rate: float | None
-    """Requests per second to buy GPUs for; None if there is no such number."""
+    """Rate to serve with as many replicas as it needs, requests/s; None to count none."""
     replications: int
-    """Runs of each load; run i has the seed of the experiment plus i, and all loads, policies and
+    """Runs per load; run i has the seed of the experiment plus i, so that all loads, policies and
     hardware meet the same requests."""
-    num_requests: int  # of each run; where it is not fixed, of the first ones
+    num_requests: int  # of each run; of the first runs if they may grow
     max_requests: int | None
-    """Runs are made longer up to so many requests, until the answer stops moving; None keeps
-    `num_requests` as it is."""
+    """Runs grow up to this many requests until the answer stops moving; None keeps
+    `num_requests`."""
     is_rough: bool = False
-    """Whether runs will do that are just long enough to show whether a backlog grows. Longer ones
-    are fewer, so that all runs of a load have about as many requests."""
+    """Whether short runs, which just show if a backlog grows, are enough. Then longer runs are
+    fewer, so that all loads have about as many requests in all."""
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)
-    """Of the capacity: where else latency and cost are looked at."""
+    """Shares of the capacity at which latency and cost are simulated, too."""
     in_whole_replicas: bool = False
-    """Whether of those the largest below are meant that whole replicas of the target rate have."""
-    spare_replicas: int = 0  # replicas beyond those that the target rate takes: so many may be down
+    """Whether to replace these by the nearest lower loads of whole replicas at the target rate."""
+    spare_replicas: int = 0  # replicas more than the target rate needs, which may fail
 
     limit_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share that must keep a limit, by its name, such as ``ttft_ms``."""
+    """Share of the requests that must keep a limit, by its name, such as ``ttft_ms``."""
     prices: Prices = field(default_factory=lambda: Prices.load(None))
 
     def num_runs(self, num_requests: int) -> int:
-        """Return how many runs of a load there are if each has so many requests."""
+        """Return the number of runs per load if each has `num_requests` requests."""
         if not self.is_rough:
             return self.replications
         return max(1, self.replications * self.num_requests // num_requests)
@@ -133,19 +133,19 @@ class Goal:
         )
 
     def replicas_for(self, capacity: float) -> int | None:
-        """Return the replicas that serve the target rate; None without one."""
+        """Return the replicas for the target rate, spare ones included; None without a rate."""
         if self.target_rate is None:
             return None
-        # The rate over a whole number may round, so that it is once more a little less in it.
+        # Rounding of rate / count must not add a replica.
         return math.ceil(self.target_rate / capacity * (1 - 1e-12)) + self.spare_replicas
 
     def replicas_between(self, low: float, high: float) -> tuple[int, int] | None:
-        """Return the fewest and most of them, by the ends of an interval of the capacity."""
+        """Return the fewest and most replicas, given an interval of the capacity, requests/s."""
         fewest, most = self.replicas_for(high), self.replicas_for(low)
         return None if fewest is None or most is None else (fewest, most)
 
     def looked_at(self, capacity: float) -> list[float]:
-        """Return the loads below a capacity at which latency and cost are looked at."""
+        """Return the loads at or below a capacity at which latency and cost are simulated."""
         loads = [share * capacity for share in self.shares]
         if self.in_whole_replicas and self.target_rate is not None:
             loads = [self.target_rate / (self.replicas_for(load) or 1) for load in loads]
@@ -155,7 +155,7 @@ class Goal:
 
 
 def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:
-    """Raise a ConfigError unless what options say lies where it may."""
+    """Raise a ConfigError if the value of an option is out of its range."""
     for option, value, rule, holds in (
         ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
         ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
@@ -166,7 +166,7 @@ def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None
 
 
 def spare_of(redundancy: str) -> int:
-    """Return the servers beyond those that a rate takes; a ConfigError if it is not ``n+1``."""
+    """Return the spare servers in ``n``, ``n+1``, ...; a ConfigError for any other text."""
     found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
     if found is None:
         raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ... up to n+999")
@@ -175,17 +175,18 @@ def spare_of(redundancy: str) -> int:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A GPU, or several that hold a model together, and what steps cost on it."""
+    """A GPU, or several that hold one model, with the profile of step times on it."""
 
     label: str
     profile: Profile
     pools: tuple[tuple[Profile, int], ...] = ()
-    """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
-    drafter: Profile | None = None  # of a drafter on GPUs of its own, which every rank has
-    ranks: int = 1  # data-parallel ones, each with as many GPUs as the profile
+    """Of a unit of pools: profile and number of replicas of each; `profile` is the decode
+    pool's."""
+    drafter: Profile | None = None  # of a drafter on GPUs of its own, one per rank
+    ranks: int = 1  # data-parallel ranks, each with the GPUs of the profile
 
     def under(self, policy: Policy, experiment: Experiment) -> Self:
-        """Return it with the GPUs of all ranks, and of a drafter that has some if one drafts."""
+        """Return the hardware with the GPUs of all ranks, and those of a drafter if one is used."""
         own = replace(self, ranks=experiment.engine.data_parallel_size or 1)
         proposer = experiment.engine.speculative_config
         if isinstance(policy, Off):
@@ -194,42 +195,43 @@ class Hardware:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the profiles rest on measured steps, at least in part."""
+        """Whether its profiles rest on measured steps, at least in part."""
         return self.step_times != "roofline"
 
     @property
     def step_times(self) -> str:
-        """What the times rest on that are the least trusted, a drafter's own among them."""
+        """The least trusted source of step times among its profiles, the drafter's included."""
         drafters = [] if self.drafter is None else [self.drafter]
         return max(map(step_times, [*self.profiles, *drafters]), key=BASES.index)
 
     @property
     def profiles(self) -> list[Profile]:
-        """Of each pool; without pools, of the replica."""
+        """The profile of each pool; without pools, that of the replica."""
         return [profile for profile, _ in self.pools] or [self.profile]
 
     @property
     def gpus(self) -> Counter[str]:
-        """How many of which kind a replica or unit has."""
+        """Number of GPUs of each kind in one replica or unit."""
         engines = self.pools or ((self.profile, self.ranks),)
         return gpus_of(engines + (((self.drafter, self.ranks),) if self.drafter else ()))
 
     @property
     def gpus_per_replica(self) -> int:
-        """GPUs of one replica; of pools, of the whole unit."""
+        """GPUs of one replica; with pools, of the whole unit."""
         return self.gpus.total()
 
 
 def find_hardware(experiment: Experiment, names: Sequence[str]) -> list[Hardware]:
     """Return hardware for the model of an experiment's profile, by name.
 
-    A SpecsimError if there is none of that name, it is of another model, or the model does not fit.
+    Raises a SpecsimError if no hardware has that name, it is of another model, or the model does
+    not fit.
 
     Args:
-        names: Each a GPU, such as ``l40s``, or a profile, such as ``h100/llama-3.1-8b`` or
-            ``my.yaml``. On a GPU for which there is no profile of the model, steps cost what the
-            roofline says, with the engine's overhead as in the experiment's profile. None at all:
-            that profile, or the unit of both pools.
+        names: GPUs such as ``l40s`` or profiles such as ``h100/llama-3.1-8b`` or ``my.yaml``. A GPU
+            without a profile of the model gets step times from the roofline, with the engine's
+            overhead as in the experiment's profile. Without names: that profile, or the unit of
+            both pools.
     """
     base = load_profile(experiment.serving.profile)
     if experiment.pools is not None:
@@ -248,7 +250,7 @@ def find_hardware(experiment: Experiment, names: Sequence[str]) -> list[Hardware
 
 
 def gpu_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs or profiles in ``h100, l40s``; a ConfigError if one is given twice."""
+    """Return the names in ``h100, l40s``; a ConfigError if one is given twice."""
     typed = given.split(",") if isinstance(given, str) else given
     names = tuple(gpu_as_typed(name.strip()) for name in typed)
     for name in names:
@@ -280,12 +282,12 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
 
 
 def _profile_on(name: str, base: Profile, experiment: Experiment) -> Profile:
-    """Return the shipped profile of a model on another GPU, or its roofline."""
+    """Return the shipped profile of a model on another GPU, or else its roofline."""
     stages, shares = len(base.stage_shares), base.decode_context_parallel_size
     ranks = getattr(base.target, "data_parallel_size", 1)
-    if ranks > 1:  # which share its experts
+    if ranks > 1:  # they share the model's experts
         raise _unbuilt(name, f"{base.model} on {ranks} data-parallel ranks", f"--dp {ranks}")
-    of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
+    of_same_name = str(experiment.serving.profile).partition("/")[2]  # which includes the data type
     for own in (of_same_name, f"{base.model}{base.suffix}"):
         if (shipped := shipped_to_the_limits(f"{name}/{own}")) is not None:
             return load_profile(shipped)
@@ -322,7 +324,7 @@ def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:
     share = experiment.engine.gpu_memory_utilization
     size = base.tensor_parallel_size
     options = RooflineOptions(base.model, gpu, models, size, gpu_memory_utilization=share)
-    # Time of the host, which is the same beside any GPU.
+    # The host's time is the same beside any GPU.
     on_host = {key: base.drafts[key].model_dump() for key in keys if key not in models}
     return roofline_with(options, on_host, base.overhead.model_dump())
 
@@ -330,7 +332,7 @@ def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:
 def roofline_with(
     options: RooflineOptions, drafts: dict[str, Any], overhead: dict[str, Any]
 ) -> Profile:
-    """Return a roofline with more drafters, and what the host takes."""
+    """Return a roofline with additional drafters and the host's overhead."""
     fields = RooflineProfile.of(options).fields
     fields = {**fields, "drafts": {**fields.get("drafts", {}), **drafts}, "overhead": overhead}
     with validated(f"--gpus {options.gpu}", ProfileError):

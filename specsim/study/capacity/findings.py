@@ -1,6 +1,6 @@
-"""Findings: what each hardware and policy sustains, what that costs, and which to take.
+"""Findings: what each hardware and policy sustains, what that costs, and which to choose.
 
-``capacity.json`` is written and read again by one model, `CapacityDocument`.
+``capacity.json`` is written and read by one model, `CapacityDocument`.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from specsim.study.capacity.search import Answer
 
 
 class _WithLatencies(BaseModel):
-    """What has a field `latencies_ms`, whose entries stand beside the others in the file."""
+    """Base of models whose `latencies_ms` are written as fields beside the others."""
 
     model_config = Settings.model_config
 
@@ -48,29 +48,29 @@ class _WithLatencies(BaseModel):
 
 
 class TriedLoad(_WithLatencies):
-    """A load that was tried on one hardware under one policy."""
+    """A load that was simulated on one hardware under one policy."""
 
     hardware: str
     policy: str
     load: float  # requests/s or clients
     requests_per_second: float
     is_sustained: bool
-    keeps_limits: bool  # enough of the requests
+    keeps_limits: bool  # whether enough requests keep the limits
     stability: Stability
     num_requests: int
     replications: int
     attainment: float
     mean_output_len: float
-    beyond_valid_range: float  # share of the steps
+    beyond_valid_range: float  # share of the steps beyond the profile's valid range
     latencies_ms: dict[str, float]
-    """Of each limit the percentile that is held against it, and others: ``p90_ttft_ms``."""
+    """Per limit the percentile that is compared with it, and other statistics: ``p90_ttft_ms``."""
     gpu_hours_per_million_tokens: float
-    """Of output tokens, as costs are."""
+    """GPU hours per million output tokens."""
     cost_per_million_tokens: float | None
-    """None where no price is known."""
+    """Cost per million output tokens; None without a price."""
     cost_per_million_tokens_at_target: float | None
-    """The same of whole replicas, each with this load at most, that serve the target rate; None
-    without one."""
+    """The same if whole replicas, each at this load at most, serve the target rate; None without
+    one."""
 
     @property
     def mean_e2el_ms(self) -> float:
@@ -78,13 +78,13 @@ class TriedLoad(_WithLatencies):
 
     @property
     def compared_cost(self) -> float | None:
-        """The cost by which loads are compared: at the target rate where there is one."""
+        """The cost by which loads are compared: at the target rate if there is one."""
         at_target = self.cost_per_million_tokens_at_target
         return self.cost_per_million_tokens if at_target is None else at_target
 
 
 class Sustained(_WithLatencies):
-    """What one hardware sustains under one policy; where nothing, without what was seen there."""
+    """What one hardware sustains under one policy; if no load, without the fields of a load."""
 
     hardware: str
     gpu: str
@@ -117,7 +117,7 @@ class Sustained(_WithLatencies):
 
 
 class BestLoad(Settings):
-    """A load of the Pareto front."""
+    """A load on the Pareto front."""
 
     hardware: str
     policy: str
@@ -130,7 +130,7 @@ class BestLoad(Settings):
 
 
 class Leader(Settings):
-    """One of those that are best."""
+    """One of the best hardware and policies."""
 
     hardware: str
     policy: str
@@ -138,14 +138,14 @@ class Leader(Settings):
 
 
 class Leaders(Settings):
-    """What is best, as far as intervals show."""
+    """The best hardware and policies, as far as intervals tell them apart."""
 
-    is_shown: bool  # one alone
+    is_shown: bool  # whether a single one is best
     leaders: list[Leader]
 
 
 class CapacityDocument(Settings):
-    """The whole file."""
+    """The content of ``capacity.json``."""
 
     config_hash: str
     seed: int
@@ -181,23 +181,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranked:
-    """A hardware and a policy, by one number."""
+    """One hardware and policy with the number by which it is ranked."""
 
     hardware: str
     policy: str
     value: float
-    badness: float  # the value, turned so that less is better
+    badness: float  # the value with its sign such that less is better
     between: tuple[float, float] | None
-    """The 95 % interval of `badness`; None where nothing says how sure it is."""
+    """The 95 % interval of `badness`; None if not known."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Those that are best, as far as can be told."""
+    """The best, and the others."""
 
     leaders: list[Ranked]
-    """The best, and all whose interval overlaps with its own, by rising badness."""
-    others: list[Ranked]  # those that are worse beyond doubt
+    """The best and all whose interval overlaps with that of the best, by rising badness."""
+    others: list[Ranked]  # clearly worse ones
 
     @property
     def is_shown(self) -> bool:
@@ -205,7 +205,7 @@ class Ranking:
 
 
 def best(ranked: list[Ranked]) -> Ranking:
-    """Return what is best; intervals that overlap, or are not known, show no difference."""
+    """Return a ranking; intervals that overlap, or are not known, count as no difference."""
     rising = sorted(ranked, key=lambda each: each.badness)
     limit = rising[0].between[1] if rising and rising[0].between else inf
     worse = [each for each in rising if each.between is not None and each.between[0] > limit]
@@ -214,38 +214,38 @@ def best(ranked: list[Ranked]) -> Ranking:
 
 @dataclass(eq=False)
 class Found:
-    """What one hardware sustains under one policy."""
+    """What one hardware sustains under one policy, with costs and intervals."""
 
     hardware: Hardware
     policy: str
     answer: Answer
     goal: Goal
-    is_bound: bool = False  # of a policy that no server can run
+    is_bound: bool = False  # whether no server can run the policy
     mean_output_len: float | None = None
-    """Tokens per request at the target rate, one number for all that are compared: each run has
-    drawn its own requests. None: as in the runs of each load."""
+    """Tokens per request at the target rate, the same for all that are compared, because each run
+    draws its own requests. None: as in the runs of each load."""
 
     def __post_init__(self) -> None:
         goal, between, load = self.goal, self.answer.interval, self.answer.bracket.sustained
         self.bracket, self.probes = self.answer.bracket, self.answer.probes
         self.at_capacity = self.answer.at(load)
-        """The largest sustained load; None if there is none."""
+        """The probe of the largest sustained load; None if there is none."""
         self.beyond_capacity = self.answer.at(self.bracket.exceeded)
-        """The smallest load that was not sustained; None if there is none."""
+        """The probe of the smallest load that was not sustained; None if there is none."""
         self.rate: float | None = None
         """Requests per second that one replica sustains; None if it sustains no load."""
         self.interval: Interval | None = None
-        """The 95 % interval of `rate`, requests per second; None where nothing says how sure."""
+        """The 95 % interval of `rate`, requests per second; None if not known."""
         self.replicas: int | None = None
         """Replicas for the target rate; None without one, or if no load is sustained."""
         self.price = goal.prices.per_gpu_of(self.hardware.gpus)
-        """Per GPU and hour; of pools of different GPUs, the mean."""
+        """Price per GPU and hour; the mean if pools have different GPUs. None if not known."""
         self.at_target: LoadProbe | None = None
-        """The load of each of the replicas for the target rate; None if it was not tried."""
+        """The probe of the load per replica at the target rate; None if it was not simulated."""
         if self.at_capacity is None or load is None:
             return
         self.rate = self.rate_of(self.at_capacity)
-        # In a closed loop requests follow from clients, at most in proportion.
+        # In a closed loop the rate follows from the clients, and grows no faster than they do.
         self.interval = between and between.times(self.rate / load)
         self.replicas = goal.replicas_for(self.rate)
         if goal.target_rate is not None and self.replicas is not None:
@@ -257,12 +257,12 @@ class Found:
 
     @property
     def is_limited_by_length(self) -> bool:
-        """Whether the smallest load that was not sustained failed by too short a run alone."""
+        """Whether the smallest load not sustained failed only because runs were too short."""
         return self.beyond_capacity is not None and self.beyond_capacity.is_undecided
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether runs were made longer, but not long enough for the answer to stop moving."""
+        """Whether runs grew to their limit before the answer stopped moving."""
         is_found = self.rate is not None and self.bracket.exceeded is not None
         may_grow = self.goal.max_requests is not None and not self.goal.is_rough
         return is_found and may_grow and not self.answer.is_settled
@@ -280,22 +280,22 @@ class Found:
 
     @property
     def margins(self) -> dict[str, float]:
-        """How far each limit is at the capacity, as a share of the limit."""
+        """Distance of each latency from its limit at the capacity, as a share of the limit."""
         return {} if self.at_capacity is None else self.at_capacity.margins(self.goal.slo)
 
     def rate_of(self, probe: LoadProbe) -> float:
         return probe.requests_per_second if self.goal.is_closed else probe.load
 
     def _replicas_at(self, rate: float) -> int | None:
-        """Return the replicas for the target rate, each of which has so much of it at most."""
+        """Return the replicas for the target rate if each takes at most `rate` requests/s."""
         count = self.goal.replicas_for(rate)
         if count is None or self.replicas is None or rate > (self.rate or 0.0):
             return count
-        # Those in reserve have their share of the load, too.
+        # Spare replicas have their share of the load, too.
         return max(self.replicas, count - self.goal.spare_replicas)
 
     def tried(self, probe: LoadProbe) -> TriedLoad:
-        """Return a load on one replica, with what it costs; at the target rate, of whole ones."""
+        """Return a probe as a load of one replica, with costs; at the target rate of whole ones."""
         rate, target = self.rate_of(probe), self.goal.target_rate
         tokens_per_hour = rate * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
@@ -327,12 +327,12 @@ class Found:
 
     @cached_property
     def loads(self) -> list[TriedLoad]:
-        """Return all loads that were tried, rising."""
+        """Return all loads that were simulated, ascending."""
         return [self.tried(probe) for probe in self.probes]
 
     @property
     def offers(self) -> list[TriedLoad]:
-        """The loads that one may choose to run at."""
+        """The loads at which one may choose to run."""
         highest, most = max(self.goal.looked_at(self.bracket.sustained or 1.0)), self.at_capacity
         return [
             each
@@ -342,13 +342,13 @@ class Found:
 
     @property
     def replicas_interval(self) -> tuple[int, int] | None:
-        """Fewest and most replicas for the target rate, by the interval of the rate."""
+        """Fewest and most replicas for the target rate, by the interval of `rate`."""
         between = self.interval
         return None if between is None else self.goal.replicas_between(between.low, between.high)
 
     @cached_property
     def time_spread(self) -> float | None:
-        """Standard deviation of the logarithm of how far step times are off; None if not known.
+        """Standard deviation of the log of the error of step times; None if not known.
 
         See `specsim.profile.model_error`.
         """
@@ -358,13 +358,13 @@ class Found:
         step = self.at_capacity.runs[0].usual_step
         if step is None:
             return None
-        # `rate_if` itself knows how steps grow with their time.
+        # `rate_if` accounts for the growth of latencies in an open loop
         found = time_error(profiles[0], step._replace(is_open=False))
         return None if found is None else found.spread
 
     @cached_property
     def model_interval(self) -> tuple[float, float] | None:
-        """What `rate` would be with steps as far off as on four in five servers, either way."""
+        """`rate` if step times are off as on four in five measured servers, either way."""
         spread = self.time_spread
         if spread is None or self.rate is None:
             return None
@@ -372,32 +372,32 @@ class Found:
         return low, high
 
     def rate_if(self, slower: float) -> float:
-        """Return the rate that one replica sustains if all its steps took so many times as long.
+        """Return the rate that one replica sustains if all its steps take `slower` times as long.
 
-        Times and limits may be counted in any unit, so that it is that of limits so many times as
-        strict, over that number; found on lines between the logarithms of the probes.
+        Units of time are free: that is the rate under limits `slower` times as strict, divided by
+        `slower`; interpolated between the logarithms of the probes.
         """
         assert self.rate is not None
         stricter = self._rate_within(log(slower)) / self._rate_within(0.0)
         return self.rate * stricter / slower
 
     def _rate_within(self, stricter: float) -> float:
-        """Return the rate at which all limits less a logarithm are kept, and no queue grows."""
+        """Return the rate that keeps all limits times exp(-`stricter`) without a growing queue."""
         keeping = [each for each in self.probes if not (each.is_overloaded or each.is_too_short)]
         rates = np.log([self.rate_of(each) for each in keeping])
         least = (min(each.margins(self.goal.slo).values()) for each in keeping)
-        # The largest logarithm of a limited metric over its limit.
+        # The largest log(latency / limit) of each probe.
         misses = np.maximum.accumulate([log(max(1.0 - margin, 1e-9)) for margin in least])
         known = np.unique(misses)
         highest = rates[np.searchsorted(misses, known, side="right") - 1]
         found = float(np.interp(-stricter, known, highest))
-        if -stricter < known[0] and len(known) > 1:  # on from the two lowest
+        if -stricter < known[0] and len(known) > 1:  # extrapolate from the two lowest
             rise = (highest[1] - highest[0]) / (known[1] - known[0])
             found = float(highest[0] + max(rise, 0.0) * (-stricter - known[0]))
         return exp(found)
 
     def cost_if(self, factor: float) -> float | None:
-        """Return the cost per hour for the target rate, were the capacity so many times as high."""
+        """Return the cost per hour for the target rate if capacity were `factor` times as high."""
         replicas = None if self.rate is None else self.goal.replicas_for(self.rate * factor)
         return None if replicas is None else self._cost_per_hour(replicas)
 
@@ -407,7 +407,7 @@ class Found:
 
     @property
     def cost_interval(self) -> tuple[float, float] | None:
-        """Least and most cost per hour for the target rate, by the interval of the rate."""
+        """Lowest and highest cost per hour for the target rate, by the interval of `rate`."""
         if self.replicas_interval is None:
             return None
         costs = [self._cost_per_hour(count) for count in self.replicas_interval]
@@ -419,13 +419,13 @@ class Found:
 
     @property
     def cost_at_target(self) -> float | None:
-        """Per million output tokens, with the replicas for the target rate."""
+        """Cost per million output tokens, with the replicas for the target rate."""
         most = self.at_capacity
         return None if most is None else self.tried(most).cost_per_million_tokens_at_target
 
 
 def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the cost per hour for the target rate; without one, per million output tokens."""
+    """Return the cost per hour for the target rate, or else per million output tokens."""
     if found.goal.target_rate is not None:
         return found.cost_per_hour, found.cost_interval
     if found.at_capacity is None or found.rate is None:
@@ -440,18 +440,18 @@ _TOLD = (
     "attainment", "tolerance", "target_rate", "replications", "num_requests", "max_requests",
     "spare_replicas",
 )  # fmt: skip
-"""Of the goal."""
+"""Fields of the goal that are written."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The answer."""
+    """All findings of a capacity search, with the goal they answer."""
 
     experiment: Experiment
     goal: Goal
     found: list[Found]
     notes: list[str] = field(default_factory=list)
-    """What a user should know before believing the numbers."""
+    """What to know before trusting the numbers."""
 
     @property
     def unit(self) -> str:
@@ -460,12 +460,12 @@ class Capacity:
 
     @property
     def _for_rent(self) -> list[Found]:
-        """What may be called best: all but bounds, unless there is nothing else."""
+        """The findings that may be ranked: all but bounds, unless there are only bounds."""
         return [each for each in self.found if not each.is_bound] or self.found
 
     @cached_property
     def most(self) -> Ranking:
-        """What sustains the most requests per second, each by one server or unit."""
+        """Ranking by the requests per second of one server or unit."""
         ranked = []
         for f in self._for_rent:
             if f.rate is not None:
@@ -475,7 +475,7 @@ class Capacity:
 
     @cached_property
     def cheapest(self) -> Ranking:
-        """What costs the least for the target rate, or at full load where there is none."""
+        """Ranking by the cost of the target rate, or at full load without a target rate."""
         costs = [(f, *_cost_of(f)) for f in self._for_rent]
         return best(
             [
@@ -487,7 +487,7 @@ class Capacity:
 
     @cached_property
     def front(self) -> list[TriedLoad]:
-        """The loads than which none is both cheaper and faster, by rising cost."""
+        """The loads that no other beats in both cost and mean latency, by rising cost."""
         return pareto_front(offer for each in self._for_rent for offer in each.offers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -509,9 +509,9 @@ class Capacity:
         return CapacityDocument.model_validate(document, from_attributes=True).to_dict()
 
     def save(self, folder: Path | str) -> None:
-        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried.
+        """Write ``capacity.json``, and ``capacity.parquet`` with one row per simulated load.
 
-        A ConfigError if the folder cannot be written to.
+        Raises a ConfigError if the folder cannot be written to.
         """
         on_front = set(map(id, self.front))
         rows = [
@@ -527,13 +527,13 @@ class Capacity:
 
 
 def pareto_front(offers: Iterable[TriedLoad]) -> list[TriedLoad]:
-    """Return the loads with a price that none beats in price and mean latency, by rising price."""
+    """Return the loads with a price that no other beats in price and mean latency, by price."""
     priced = [offer for offer in offers if offer.compared_cost is not None]
     return lower_front(priced, lambda each: (each.compared_cost or 0.0, each.mean_e2el_ms))
 
 
 def lower_front(items: Iterable[T], numbers: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Return the items than which none is lower in both of two numbers, by the first of them."""
+    """Return the items that no other beats in both of two numbers, by the first number."""
     front, lowest = list[T](), inf
     for item in sorted(items, key=numbers):
         if numbers(item)[1] < lowest:
@@ -543,7 +543,7 @@ def lower_front(items: Iterable[T], numbers: Callable[[T], tuple[float, float]])
 
 
 _OF_A_LOAD = {"load", "is_sustained", "keeps_limits", "stability", "num_requests", "replications"}
-"""Fields of a load that was tried, which the largest sustained one does not tell once more."""
+"""Fields of a simulated load that are not repeated for the largest sustained load."""
 
 
 def _result(found: Found) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Limits of latencies, and how many requests must keep them: one by one, or the others together."""
+"""Limits of latencies, and the share of the requests that must keep them, singly or together."""
 
 import re
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ from specsim.core.settings import nearest, validated
 from specsim.results.metrics import Slo
 
 ALL = "all"
-"""Names the promise of all limits that have no share of their own."""
+"""Name of the promise for all limits without a share of their own."""
 
 
-_ROUNDING = 1e-12  # of 100 requests 7 miss, and 93 % keep it, though 1 - 0.07 is below 0.93
+_ROUNDING = 1e-12  # lets 7 of 100 requests miss at 93 %, though 1 - 0.07 is below 0.93
 
 
 class Promise(NamedTuple):
-    """How many requests must keep a limit, or several of them."""
+    """The share of the requests that must keep one limit, or several of them together."""
 
-    missed: float  # share of the requests that did not
-    share: float  # of the requests that must
+    missed: float  # share of the requests that missed it
+    share: float  # share of the requests that must keep it
 
     @property
     def is_kept(self) -> bool:
@@ -34,17 +34,17 @@ class Promise(NamedTuple):
 
 @dataclass(frozen=True)
 class LatencyLimits:
-    """Limits, and the shares of the requests that must keep them."""
+    """Limits of latencies, and the shares of the requests that must keep them."""
 
     ms: Mapping[str, float]  # by name, such as ``ttft_ms``
-    attainment: float  # share that must keep all of them together that have none of their own
-    shares: Mapping[str, float]  # own ones, by limit
+    attainment: float  # share that must keep all limits without a share of their own
+    shares: Mapping[str, float]  # shares by limit
 
     def share_of(self, limit: str) -> float:
         return self.shares.get(limit, self.attainment)
 
     def percentile_of(self, limit: str) -> str:
-        """Return ``p90``: the percentile of a latency that is held against its limit."""
+        """Return the percentile of a latency that is compared with its limit, such as ``p90``."""
         return f"p{100 * self.share_of(limit):.10g}"
 
     @property
@@ -52,7 +52,7 @@ class LatencyLimits:
         return [name for name in self.ms if name not in self.shares]
 
     def promises(self, missed: Mapping[str, NDArray[np.bool_]]) -> dict[str, Promise]:
-        """Return what becomes of each promise, from which requests missed each limit, (n,)."""
+        """Return each promise, given which requests missed each limit, arrays of shape (n,)."""
         own = {
             name: Promise(float(missed[name].mean()), self.shares[name])
             for name in self.ms
@@ -65,7 +65,7 @@ class LatencyLimits:
 
     @property
     def words(self) -> str:
-        """Such as ``99 % of the requests within TTFT 500 ms and TPOT 50 ms``, by each own share."""
+        """Text such as ``99 % of the requests within TTFT 500 ms and TPOT 50 ms``, per share."""
         own = [(share, [name]) for name, share in self.shares.items()]
         return ", ".join(
             f"{100 * share:.10g} % of the requests within "
@@ -75,10 +75,10 @@ class LatencyLimits:
         )
 
     def kept_words(self, kept: Mapping[str, float]) -> str:
-        """Return which share of the requests keeps each limit, or those without a share, and must.
+        """Return text with the share of the requests that keeps each limit, and the share required.
 
         Args:
-            kept: By limit, and by any other name of those together that have no own share.
+            kept: Shares by limit; those of limits without own shares are under one other name.
         """
         parts = []
         for promise, share in kept.items():
@@ -95,7 +95,7 @@ def metric_name(limit: str) -> str:
 
 
 def floored(share: float) -> float:
-    """Return a share to a hundredth of a percent: 98.998 % must not read as the 99 % it misses."""
+    """Return a share rounded down to 0.01 %, so that 98.998 % does not read as a kept 99 %."""
     return floor(share * 1e4 + 1e-9) / 1e4
 
 
@@ -105,7 +105,7 @@ _RESOURCES = {"kv_memory": "KV memory", "step_time": "steps"} | {
 
 
 def binding_words(binds: str | None, resource: str | None) -> str:
-    """Return ``TTFT (max_num_seqs)``: what is missed first, and what requests wait for there."""
+    """Return text such as ``TTFT (max_num_seqs)``: what is missed first, and its cause."""
     if binds is None:
         return "-"
     what = binds if binds == "backlog" else metric_name(binds)
@@ -114,7 +114,7 @@ def binding_words(binds: str | None, resource: str | None) -> str:
 
 
 class SloLimits(NamedTuple):
-    """Limits as they are typed, and how many requests must keep one that says it."""
+    """Limits as typed, and shares of the requests for limits that have their own."""
 
     slo: Slo
     shares: dict[str, float]  # by limit, such as ``ttft_ms``
@@ -149,7 +149,7 @@ def parse_slo(text: str | Slo) -> SloLimits:
         limits[name] = _milliseconds(found["value"], found["unit"])
         if found["percentile"] is not None:
             shares[name] = float(found["percentile"]) / 100
-            if not 0.01 <= shares[name] <= 1:  # p0.9 is meant for p90
+            if not 0.01 <= shares[name] <= 1:  # p0.9 may mean p90
                 raise ConfigError(
                     f"--slo {text}: p{found['percentile']} must be from p1 to p100, as p90 is: "
                     "90 % of the requests"
@@ -159,7 +159,7 @@ def parse_slo(text: str | Slo) -> SloLimits:
 
 
 def _milliseconds(value: str, unit: str | None) -> float | str:
-    """Return a time in milliseconds; what is no number as it is."""
+    """Return a time in milliseconds; text that is no number is returned as it is."""
     try:
         return float(value) * _UNITS[unit or "ms"]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Probes: one load of one server, simulated several times; what two say of the capacity."""
+"""Probes: one load on one server in several simulations; and the capacity between two probes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ from specsim.workload.arrivals.patterns import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 _DRAINING = 10  # the last tenth of the requests, which meet a server that empties
-_LEAST = 1e-9  # share of the requests that may miss a limit that all must keep
-_FULL = 0.9  # of the KV cache, at the largest step
-_EMPTYING = 0.75  # share of the requests, all given at once, after whose end a server empties
+_LEAST = 1e-9  # share of the requests that may miss a limit which all must keep
+_FULL = 0.9  # of the KV cache, at its fullest step
+_EMPTYING = 0.75  # share of requests that came at once, after whose end the server empties
 _INSTANT = 1e-9  # seconds
 
 BACKLOG = "backlog"
 
 
 class Task(NamedTuple):
-    """One simulation, and the goal whose limits its requests are held against."""
+    """One simulation, and the goal with the limits for its requests."""
 
     load: float
     trial: Trial
@@ -46,38 +46,39 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadRun:
-    """One simulation at a load. Of its requests, those that meet a steady server are looked at."""
+    """One simulation at a load; shares and latencies are of the requests in a steady server."""
 
     load: float  # requests/s or clients
     num_requests: int
     num_steady: int  # requests after the warm-up and before the last tenth
     missed: float  # share of the steady requests that missed a limit
     missed_by: dict[str, float]
-    """Share that missed each limit: ``ttft_ms``, ``tpot_ms``, ``e2el_ms``."""
+    """Share of the steady requests that missed each limit: ``ttft_ms``, ``tpot_ms``,
+    ``e2el_ms``."""
     promises: dict[str, Promise]
-    """By limit, and `ALL` for those together that have no share of their own."""
+    """By limit; `ALL` is for the limits without a share of their own, together."""
     reached_ms: dict[str, float]
-    """Of each limited metric, the quantile at the share that must keep the limit."""
+    """Quantile of each limited latency at the share that must keep the limit, ms."""
     balance: Balance
     is_too_short: bool
-    """Whether requests took more than a quarter of the time in which they arrived: then the server
-    may hold a backlog that has had no time to show."""
+    """Whether latencies exceed a quarter of the time of arrivals, so that a backlog may not show
+    yet."""
     requests_per_second: float
-    """Answered while requests arrived and the server was full; where all came at once, see
-    `_full_rate`."""
+    """Requests answered per second while requests arrived and the server was full; see `_full_rate`
+    for requests that came at once."""
     mean_output_len: float  # tokens per request
     latencies_ms: dict[str, float]  # ``mean_e2el_ms``, ``p99_ttft_ms`` and so on
-    most_running: int  # most requests at once that had begun and not ended
+    most_running: int  # most requests that had begun and not ended at one time
     resource: str
-    """What a waiting request waits for: ``max_num_seqs``, ``max_loras``, ``kv_memory`` or
-    ``step_time``; with pools, where it queues longest: ``prefill_pool``, ``link`` or
+    """What waiting requests wait for: ``max_num_seqs``, ``max_loras``, ``kv_memory`` or
+    ``step_time``; with pools, where requests queue longest: ``prefill_pool``, ``link`` or
     ``decode_pool``."""
     beyond: Beyond  # steps beyond the profile's valid range
     usual_step: UsualStep | None = None
 
 
 class LoadProbe:
-    """A load that was tried, in runs with different seeds, and what these come to in the mean."""
+    """A load that was simulated with several seeds, and the means of these runs."""
 
     def __init__(self, runs: tuple[LoadRun, ...]) -> None:
         first, self.runs = runs[0], runs
@@ -95,16 +96,16 @@ class LoadProbe:
         self.is_overloaded = self.stability == "overloaded"
         self.is_too_short = any(run.is_too_short for run in runs)
         waited_for = sorted(run.resource for run in runs)
-        self.resource = max(waited_for, key=waited_for.count)  # in most runs
+        self.resource = max(waited_for, key=waited_for.count)  # of most runs
 
     @property
     def is_undecided(self) -> bool:
-        """Whether nothing is against the load but that runs were too short to be sure of it."""
+        """Whether the load only failed because runs were too short."""
         return self.is_too_short and self.keeps_promises and not self.is_overloaded
 
     @property
     def held(self) -> int:
-        """Most requests that the server held at once, in any of the runs."""
+        """Most requests that the server held at once in any run."""
         return max(run.most_running for run in self.runs)
 
     def without(self, number: int) -> "LoadProbe":
@@ -123,7 +124,7 @@ class LoadProbe:
 
     @property
     def binds(self) -> str:
-        """The limit that is missed most beyond its promise; ``backlog`` if enough keep all."""
+        """The limit that exceeds its promise most; ``backlog`` if no promise is broken."""
         if self.keeps_promises:
             return BACKLOG
         misses = self._means(lambda run: run.missed_by)
@@ -136,13 +137,13 @@ class LoadProbe:
         return self.keeps_promises and not (self.is_overloaded or self.is_too_short)
 
     def margins(self, slo: Slo) -> dict[str, float]:
-        """Return how far each limited metric is from its limit, as a share of that."""
+        """Return the distance of each limited latency from its limit, as a share of the limit."""
         limits = slo.model_dump(exclude_none=True)
         return {name: 1.0 - self.reached_ms[name] / limit for name, limit in limits.items()}
 
 
 def measure(task: Task) -> LoadRun:
-    """Run a simulation and return what is kept of it."""
+    """Run a simulation and return the results that a search needs."""
     trial = task.trial
     summary = summarized(trial.experiment, requests=trial.requests(), profile=task.profile)
     tables, pools = summary.tables, summary.pools
@@ -182,9 +183,9 @@ def measure(task: Task) -> LoadRun:
 
 
 def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]:
-    """Return the requests that meet a steady server, in the order of arrival.
+    """Return the requests in a steady server, in the order of arrival.
 
-    In a closed loop: from when each client has been answered twice on average.
+    In a closed loop it is steady once each client has had two answers on average.
     """
     count = len(requests)
     first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)
@@ -201,9 +202,10 @@ def _answered_per_second(requests: NDArray[np.void], arrivals: Arrivals) -> floa
 
 
 def _full_rate(requests: NDArray[np.void]) -> float:
-    """Return how many requests/s a server answers that was given all of them at once.
+    """Return the throughput of a server that was given all requests at once, requests/s.
 
-    By the tokens that it had answered when three of four requests had ended, for then it empties.
+    It is taken from the tokens answered until three of four requests had ended, since then the
+    server empties.
     """
     began_at, first_at, ended_at, output_len = (
         requests[name] for name in ("arrived_at", "first_token_at", "ended_at", "output_len")
@@ -229,8 +231,8 @@ def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
 def _pool_of(pools: PoolTables, missed: dict[str, NDArray[np.bool_]], may_miss: float) -> str:
     """Return where requests queue longest on average: for a pool's blocks and steps, or the link.
 
-    Where too many miss the limit of TPOT, and more than any other, it is the decode pool, for time
-    per token begins after the first one.
+    If the TPOT limit is missed too often, and most of all, that is the decode pool, because TPOT
+    begins after the first token.
     """
     shares = {name: float(each.mean()) for name, each in missed.items()}
     if max(shares, key=lambda name: shares[name]) == "tpot_ms" and shares["tpot_ms"] > may_miss:
@@ -244,12 +246,12 @@ def _pool_of(pools: PoolTables, missed: dict[str, NDArray[np.bool_]], may_miss: 
         "link": loaded_at - began_at,
         "decode_pool": began_at - transfers["prefilled_at"] + pools.decode_scheduled_at - loaded_at,
     }
-    # Less what the quickest take, such as the latency of a transfer, which is no queue.
+    # Less the shortest time, such as the latency of a transfer, which is no queue.
     return max(waits, key=lambda name: float(waits[name].mean() - waits[name].min()))
 
 
 def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
-    """Return the most requests that ran at once, and what those that waited were waiting for."""
+    """Return the most requests that ran at once, and the resource that waiting requests lacked."""
     requests = tables.requests
     most = most_at_once(requests["scheduled_at"], requests["ended_at"])
     ranks = deployment.engine.data_parallel_size or 1
@@ -258,7 +260,7 @@ def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
         return most, "max_num_seqs"
     length = int((requests["prompt_len"] + requests["output_len"]).mean())
     held, stages = int(tables.totals["context_tokens"]), len(deployment.profile.stage_shares)
-    if stages > 1:  # each stage is at another step, and a sequence in one of them
+    if stages > 1:  # a sequence is in the step of one stage at a time
         own_lens = requests["prompt_len"] + requests["output_len"] / 2
         held = min(stages * held, int(most * own_lens.mean()))
     share = held / deployment.kv_capacity(max(length, 1))
@@ -267,7 +269,7 @@ def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
 
 
 def _wait_for_adapters(summary: Summary) -> bool:
-    """Return whether requests wait mostly while adapters of others have all LoRA slots."""
+    """Return whether requests wait mostly because other adapters have all LoRA slots."""
     lora, columns = summary.run.deployment.engine.lora_config, summary.request_columns
     if lora is None or "adapter" not in columns:
         return False
@@ -292,13 +294,13 @@ def _wait_for_adapters(summary: Summary) -> bool:
     return waited > float((began_at - columns["arrived_at"]).sum()) / 2
 
 
-_UNKNOWN_BETWEEN = 1 / 4  # of the width of the bracket: so far at least the lines may be off
-_REACH = 4  # times the width of the bracket: as far as the lines are believed beyond it
+_UNKNOWN_BETWEEN = 1 / 4  # of the bracket's width: the least error of the interpolation
+_REACH = 4  # times the bracket's width: how far outside lines are trusted
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A capacity, with its 95 % confidence interval."""
+    """A capacity estimate with its 95 % confidence interval."""
 
     estimate: float
     low: float
@@ -306,41 +308,40 @@ class Interval:
 
     @property
     def half_width(self) -> float:
-        """Half the width, as a share of the estimate."""
+        """Half the width of the interval, as a share of the estimate."""
         return log(self.high / self.low) / 2
 
     def times(self, factor: float) -> "Interval":
-        """Return the interval in another unit."""
+        """Return the interval multiplied by a factor, for another unit."""
         return Interval(self.estimate * factor, self.low * factor, self.high * factor)
 
     def around(self, load: float) -> "Interval":
-        """Return the interval, made to hold a load that was confirmed."""
+        """Return the interval, widened to include a load that was confirmed."""
         return Interval(self.estimate, min(self.low, load), max(self.high, load))
 
     def moved_from(self, before: float, left: float) -> "Interval":
-        """Return the interval, longer on the side to which the estimate has moved.
+        """Return the interval, widened on the side to which the estimate moved.
 
-        From `before`, of shorter runs; the share `left` of the movement may be still to come.
+        It moved from `before`, of shorter runs, and may still move by the share `left` of that.
         """
         moved = (self.estimate / before) ** left
         return Interval(self.estimate, self.low * min(1.0, moved), self.high * max(1.0, moved))
 
 
 def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
-    """Return where between a sustained load and one that is not the capacity lies.
+    """Return the interval of the capacity between a sustained load and one that is not.
 
-    Between two loads close together, the logarithm of the share of requests that miss a limit, and
-    the excess of the balance, are taken to be lines over the logarithm of the load. Where the first
-    of them passes what is allowed is the capacity. The jackknife over replications, which have the
-    same seeds, turns that into an interval, at least half as wide as the two loads are apart, for
-    between them nothing was tried (Tukey 1958, "Bias and confidence in not quite large samples";
-    Miller 1974, "The jackknife - a review", for pseudo-values and Student's t).
+    Between two close loads, the logarithm of the share of requests that miss a limit, and the
+    excess of the balance, are taken to be linear in the logarithm of the load; the capacity is
+    where the first of them exceeds what is allowed. The jackknife over replications, which have the
+    same seeds, gives the interval, at least half as wide as the loads are apart, since nothing was
+    simulated between them (Tukey 1958, "Bias and confidence in not quite large samples"; Miller
+    1974, "The jackknife - a review", for pseudo-values and Student's t).
 
-    None with a single replication of either, which says nothing about spread, and where `high`
-    failed by nothing that can be told by how much.
+    None with a single replication of either, and if `high` failed by something without a degree.
     """
     pairs = zip(_scores(low), _scores(high), strict=True)
-    # By how much each score rises from one load to the other; 0 if none is missed there.
+    # The rise of each score from one load to the other; 0 if none is missed there.
     slopes = tuple(above - below if above > 0 else 0.0 for below, above in pairs)
     count = min(len(low.runs), len(high.runs))
     if count < 2 or all(slope <= 0 for slope in slopes):
@@ -354,9 +355,9 @@ def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
 
 
 def _scores(probe: LoadProbe) -> list[float]:
-    """Return by how much promises, and what the server can do, are missed; 0 is just allowed."""
+    """Return how far promises and the server's capacity are exceeded; 0 is just allowed."""
     requests = sum(run.num_steady for run in probe.runs)
-    least = 0.5 / max(requests, 1)  # of no request that was seen to miss, half a one is assumed
+    least = 0.5 / max(requests, 1)  # if no request missed, assume half a request did
     over = [
         log(max(1.0 - (1.0 - each.missed), least) / max(1.0 - each.share, least))
         for each in probe.promises.values()

@@ -1,11 +1,9 @@
 """Search: the largest load that is sustained, by bracketing and bisection, and loads below it.
 
-Generators, which ask for a load and are sent its probe: so many searches can go on side by side,
-and a closed form can stand for the simulations of a `LoadProbe`.
-
-Runs are made longer until the answer stops moving. The first are short and the search coarse; then
-each time they are made four times as long, it begins where it ended before, and looks only around
-that.
+The searches are generators that yield a load and are sent its probe, so that many can run side by
+side, and a closed form can replace the simulations of a `LoadProbe`. The first runs are short and
+the search is coarse. Runs then become four times as long, again and again, and the search continues
+around the last answer until it stops moving.
 """
 
 from collections.abc import Callable, Generator
@@ -16,32 +14,33 @@ from specsim.study.capacity.choices import Goal
 from specsim.study.capacity.probe import Interval, LoadProbe, interval_between
 
 FILLS = 8
-"""Times as many requests as the server holds at once are in runs of which it is full for most."""
+"""Requests of a run, in units of those that the server holds at once, so that it is full for most
+of the run."""
 
 _DOWN = 2.0
-_UP = 1.25  # the start is near saturation, so that one step up is mostly enough
+_UP = 1.25  # the start is near saturation, so one step up is mostly enough
 _LOWEST = 1 / 64
 _HIGHEST = 64.0
-_COARSE = 0.05  # tolerance of the first search, whose runs are short
-_LONGER = 4  # times as long are the next runs
-_WIDEST = 1.5  # times the tolerance: half the interval of an answer that has settled
-_INSIDE = 1 / 8  # of the tolerance: so far below the estimate the answer is confirmed
-_NEAR = 0.8  # of the capacity: from there on a server takes long to fill
+_COARSE = 0.05  # tolerance of the first search with its short runs
+_LONGER = 4  # times the length of the runs before
+_WIDEST = 1.5  # times the tolerance: largest half-width of a settled interval
+_INSIDE = 1 / 8  # of the tolerance: how far below the estimate the answer is confirmed
+_NEAR = 0.8  # of the capacity: above this share a server takes long to fill
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """Between which loads a server ceases to keep its limits."""
+    """The loads between which a server stops keeping its limits."""
 
     sustained: float | None
-    """The largest load that was seen to be sustained; None if even the lowest was not."""
+    """The largest load that was sustained; None if not even the lowest was."""
     exceeded: float | None
-    """The smallest that was seen not to be; None if even the highest was sustained."""
+    """The smallest load that was not sustained; None if even the highest was."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A load to be tried."""
+    """A load to simulate."""
 
     load: float
     num_requests: int  # of each run
@@ -49,17 +48,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a search comes to."""
+    """The result of a search."""
 
     bracket: Bracket
     interval: Interval | None
-    """Of the capacity, in units of the load; None where nothing says how sure it is."""
+    """Interval of the capacity, in units of the load; None if not known."""
     is_settled: bool  # whether the answer had stopped moving when the search ended
     num_requests: int  # of each of the last and longest runs
-    probes: list[LoadProbe]  # of all loads that were tried, rising; of each the longest runs
+    probes: list[LoadProbe]  # of all loads, ascending; of each load the longest runs
 
     def at(self, load: float | None) -> LoadProbe | None:
-        """Return the probe of a load; None if it was not tried."""
+        """Return the probe of a load; None if it was not simulated."""
         return next((probe for probe in self.probes if probe.load == load), None)
 
 
@@ -70,13 +69,13 @@ Steps = Generator[Asked, LoadProbe, None]
 def largest_sustained(
     start: float, tolerance: float, *, is_whole: bool = False, up: float = _UP, down: float = _DOWN
 ) -> Generator[float, bool, Bracket]:
-    """Search for the largest sustained load; answer each load by whether it is sustained.
+    """Search for the largest sustained load: yield loads, and be sent whether each is sustained.
 
     Args:
-        start: Where to begin, best near saturation; a 64th to 64 times of it are covered.
-        tolerance: Ratio, less 1, of the two ends of the bracket at which to stop.
+        start: First load, best near saturation; the range is 1/64 to 64 times this load.
+        tolerance: Ratio - 1 of the ends of the bracket at which to stop.
         is_whole: Whether loads are whole numbers of at least 1.
-        up, down: Ratios of the steps by which the bracket is looked for.
+        up, down: Ratios of the steps while there is no bracket.
     """
     step = 1.0 if is_whole else 0.0
     load = start = _possible(start, is_whole)
@@ -113,7 +112,7 @@ def _possible(load: float, is_whole: bool) -> float:
 
 
 class _Stage:
-    """Runs of one length, and what they showed."""
+    """A search with runs of one length, and its results."""
 
     def __init__(self, goal: Goal, num_requests: int) -> None:
         self.num_requests = num_requests
@@ -121,7 +120,7 @@ class _Stage:
         self.bracket = Bracket(None, None)
         self.interval: Interval | None = None
         self.answer: Interval | None = None
-        """The same, as far as longer runs may still move it."""
+        """`interval`, widened by how far longer runs may still move it."""
         self.has_settled = False
         self.goal = goal
 
@@ -142,7 +141,7 @@ class _Stage:
             self.answer = self.interval
 
     def _tried(self, load: float) -> Generator[Asked, LoadProbe, LoadProbe]:
-        """Try a load, in longer runs if nothing is against it but that they end too soon."""
+        """Probe a load, with longer runs if it fails only because runs are too short."""
         probe = yield Asked(load, self.num_requests)
         longest = self.goal.max_requests or 0
         while probe.is_undecided and self.num_requests < longest:
@@ -151,10 +150,10 @@ class _Stage:
         return probe
 
     def confirm(self) -> Steps:
-        """Try loads just below the estimate until one is sustained, and narrow the bracket by them.
+        """Try loads just below the estimate until one is sustained, which narrows the bracket.
 
-        What is said is a load that was tried, and so it would lie below its own estimate by up to
-        the tolerance.
+        The answer is a load that was simulated; otherwise it could lie below the estimate by the
+        tolerance.
         """
         low, high, found = self.bracket.sustained, self.bracket.exceeded, self.interval
         inside = 1 + self.goal.tolerance * _INSIDE
@@ -171,7 +170,7 @@ class _Stage:
 
     @property
     def estimate(self) -> float | None:
-        """The capacity; the sustained load where nothing says more."""
+        """The capacity; the largest sustained load if there is no interval."""
         return self.interval.estimate if self.interval else self.bracket.sustained
 
     @property
@@ -181,12 +180,12 @@ class _Stage:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the load that was sustained is seen to be, for a server may go on to fill."""
+        """Whether the sustained load was stable: otherwise the server may still fill up."""
         low = self.bracket.sustained
         return low is not None and self.probes[low].stability == "stable"
 
     def is_settled(self, before: float) -> bool:
-        """Whether the capacity is known well enough, and agrees with that of shorter runs."""
+        """Whether the interval is narrow, and agrees with `before` from shorter runs."""
         if self.interval is None:
             return False
         moved = abs(log(self.interval.estimate / before))
@@ -195,9 +194,10 @@ class _Stage:
 
 
 def explore(start: float, goal: Goal, num_requests: int) -> Search:
-    """Look for the capacity of one replica, and at some loads below it.
+    """Search for the capacity of one replica, and simulate some loads below it.
 
-    Begin at a load near saturation; `num_requests` is of the first runs, or of all if it is fixed.
+    `start` is a load near saturation, `num_requests` the length of the first runs, or of all if it
+    is fixed.
     """
     stage = _Stage(goal, num_requests)
     longer = [] if goal.is_rough else _growing(num_requests * _LONGER, goal.max_requests or 0)
@@ -211,11 +211,11 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
 def refine(
     near: float, goal: Goal, num_requests: int, is_enough: Callable[[Interval], bool]
 ) -> Search:
-    """Look for a capacity that shorter runs have shown to be near.
+    """Search for a capacity near the answer of shorter runs.
 
     Args:
-        num_requests: Of runs that are long enough to fill the server.
-        is_enough: Whether an interval is as narrow as it has to be: then such runs grow no more.
+        num_requests: Requests of runs that are long enough to fill the server.
+        is_enough: Whether an interval is narrow enough, so that runs need not grow.
     """
     longest = goal.max_requests or num_requests
     first = num_requests if num_requests <= longest / 2 else longest // _LONGER
@@ -241,7 +241,7 @@ def _looked_below(stage: _Stage, num_requests: int) -> Search:
 
 
 def _growing(first: int, longest: int) -> list[int]:
-    """Return the lengths of runs from the first on, each four times the one before."""
+    """Return lengths of runs, each four times the one before, up to the longest."""
     lengths = []
     while first <= longest:
         lengths.append(first)
@@ -261,7 +261,7 @@ def _lengthened(
         start, step = before * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
         yield from stage.search(start, goal.tolerance, step, step)
         if stage.interval is not None:
-            # What is left of an error that falls with the length of the runs.
+            # the part of an error that remains, if it falls as runs get longer
             stage.answer = stage.interval.moved_from(before, 1 / (ratio - 1))
             is_known = stage.is_long and is_enough(stage.answer)
             if is_known:

@@ -1,8 +1,8 @@
 """Gate: whether a revision made any scenario of a fixed suite worse.
 
-A baseline keeps, per scenario, metric and seed, what a run came to. The same scenarios are run
-again with the same seeds, so that an unchanged revision gives the same numbers, and a changed one
-meets the same requests and the same luck.
+A baseline holds the value of each metric per scenario and seed. The same scenarios are run again
+with the same seeds, so that an unchanged revision gives the same numbers, and a changed one meets
+the same requests and luck.
 """
 
 import datetime
@@ -47,7 +47,7 @@ def _named(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_named)]
-"""Of a scenario: fit for XML, for annotations and for a table."""
+"""Name of a scenario, fit for XML, annotations and tables."""
 
 
 def _as_share(value: object) -> object:
@@ -56,7 +56,7 @@ def _as_share(value: object) -> object:
 
 
 Tolerances = dict[str, Annotated[float, BeforeValidator(_as_share), Field(ge=0, lt=10)]]
-"""By how much each metric may get worse, as a share of the baseline: 0.02, or 2 %."""
+"""How much worse each metric may get, as a share of the baseline: 0.02, or 2 %."""
 
 METRICS: dict[str, bool] = {
     **{
@@ -70,7 +70,7 @@ METRICS: dict[str, bool] = {
     "request_goodput": True,
     "tokens_per_step": True,
 }
-"""What can be gated, and whether more of it is better."""
+"""Metrics that can be gated, and whether more is better."""
 
 DEFAULT_TOLERANCES: Tolerances = {
     "mean_ttft_ms": 0.02,
@@ -81,7 +81,7 @@ DEFAULT_TOLERANCES: Tolerances = {
     "p99_e2el_ms": 0.05,
     "output_throughput": 0.02,
 }
-_ONLY = "experiment"  # name of the scenario of an experiment that is no suite
+_ONLY = "experiment"  # name of the single scenario of a plain experiment
 
 
 def check_metrics(tolerances: Tolerances) -> Tolerances:
@@ -98,14 +98,14 @@ class Suite(Settings):
     """A base experiment and what each scenario changes in it."""
 
     base: dict[str, Any]
-    """The experiment, as in its YAML file; in a file also the path of one, from that file's own
+    """The experiment as in its YAML file; in a file also the path of one, relative to that file's
     folder."""
     scenarios: dict[Name, dict[str, Any]] = Field(min_length=1)
-    """Per scenario, values of the base that it replaces, by dotted field name."""
+    """Per scenario, the fields of the base that it replaces, by dotted name."""
     replications: int = Field(default=10, ge=1, le=MOST_REPLICATIONS)
     """Runs per scenario; run i has the scenario's seed plus i."""
     tolerances: Tolerances | None = None
-    """Of the metrics to be gated; left out, the usual ones."""
+    """Of the metrics to gate; by default `DEFAULT_TOLERANCES`."""
 
     @field_validator("tolerances")
     @classmethod
@@ -116,8 +116,8 @@ class Suite(Settings):
     def load(cls, path: Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> Self:
         """Return the suite in a YAML file, or an experiment as a suite of one scenario.
 
-        A ConfigError if it cannot be read, a scenario is no valid experiment, or an override is of
-        what every scenario replaces.
+        Raises a ConfigError if it cannot be read, a scenario is no valid experiment, or an override
+        is of a field that every scenario replaces.
         """
         data = load_with_base(path)
         if "workload" in data:
@@ -146,12 +146,12 @@ class Suite(Settings):
 
 
 def tolerances_of(suite: Suite) -> Tolerances:
-    """Return the tolerances of a suite, the usual ones where it names none."""
+    """Return the tolerances of a suite; the default ones if it has none."""
     return DEFAULT_TOLERANCES if suite.tolerances is None else suite.tolerances
 
 
 def parse_tolerances(texts: Iterable[str]) -> Tolerances:
-    """Return tolerances from texts, ``mean_e2el_ms=2%``; a ConfigError if one is wrong."""
+    """Return tolerances from texts like ``mean_e2el_ms=2%``; a ConfigError if one is wrong."""
     found: Tolerances = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -173,17 +173,17 @@ _REMEDY = "write one with `specsim gate --update`"
 
 
 class ScenarioResults(Settings):
-    """What one scenario came to, seed by seed."""
+    """The results of one scenario, per seed."""
 
     config_hash: str
-    """Identity of the experiment without its seed."""
+    """Hash of the experiment without its seed."""
     config: dict[str, Any]
     """The resolved experiment, without its seed."""
     inputs: dict[str, Input] = Field(default_factory=dict)
-    """What its runs read, by the field that names it."""
+    """The files that its runs read, by the field that names them."""
     seeds: list[int] = Field(min_length=1)
     metrics: dict[str, list[float]]
-    """By name, one value per seed."""
+    """One value per seed, by metric."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -198,12 +198,12 @@ class ScenarioResults(Settings):
 
 
 class GateResults(Settings):
-    """A suite's results, with their provenance."""
+    """The results of a suite, with their provenance."""
 
     format: Literal["specsim gate 1"] = "specsim gate 1"
     specsim_version: str
     date: str | None = None
-    """As the user gave it; the same revision gives the same bytes on every day."""
+    """As the user gave it, so that the same revision gives the same bytes on every day."""
     tolerances: Tolerances
     scenarios: dict[Name, ScenarioResults] = Field(min_length=1)
 
@@ -218,7 +218,7 @@ class GateResults(Settings):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return what ``specsim gate --update`` wrote; a ConfigError if that is not there."""
+        """Return what ``specsim gate --update`` wrote; a ConfigError if there is no such file."""
         if not path.exists():
             raise ConfigError(f"{path}: does not exist; {_REMEDY}")
         data = load_mapping(path, ConfigError)
@@ -230,7 +230,7 @@ class GateResults(Settings):
 
 @contextmanager
 def baseline_file(path: Path) -> Iterator[Path]:
-    """Give a file that becomes the baseline if the block succeeds; a ConfigError if it must not."""
+    """Yield a file that becomes the baseline if the block succeeds; a ConfigError if it cannot."""
     if path.is_file():
         try:
             is_ours = load_mapping(path, ConfigError).get("format") == _FORMAT
@@ -243,7 +243,7 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date."""
+    """Return an ISO date, or raise a ConfigError."""
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError as error:
@@ -251,7 +251,7 @@ def checked_date(text: str) -> str:
 
 
 Task = tuple[str, Experiment, tuple[str, ...]]
-"""A scenario, its experiment with the seed, and the metrics to keep."""
+"""(name of the scenario, its experiment with the seed, metrics to keep)."""
 
 
 def run_suite(
@@ -263,12 +263,12 @@ def run_suite(
     date: str | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> GateResults:
-    """Run every scenario of a suite; keep the metrics that have a tolerance.
+    """Run every scenario of a suite, and keep the metrics that have a tolerance.
 
-    A SpecsimError if a scenario cannot be run, or has no such metric.
+    Raises a SpecsimError if a scenario cannot be run, or lacks such a metric.
 
     Args:
-        baseline: Whose seeds the scenarios are run with, in place of the suite's.
+        baseline: The scenarios are run with its seeds, in place of the suite's.
     """
     metrics = tuple(tolerances)
     experiments = {name: suite.experiment(name) for name in suite.scenarios}

@@ -1,11 +1,10 @@
-"""Verdicts: which metrics of which scenarios got worse than they may, beyond doubt.
+"""Verdicts: which metrics of which scenarios got worse than allowed, beyond doubt.
 
-A metric is worse if it is so by more than its tolerance and the confidence interval of the change
-leaves no doubt that it is worse at all. The interval is paired where both sides have the same
-seeds, else by Welch's test, and it holds for all comparisons of a gate together (Bonferroni): a
-change that makes nothing better or worse fails a gate at most once in forty times, however many
-metrics and scenarios it looks at. With a single seed there is no interval, and the tolerance alone
-decides.
+A metric is worse if the change exceeds its tolerance and the confidence interval of the change
+excludes that it did not get worse. The interval is paired if both sides have the same seeds, else
+it is Welch's, and it holds for all comparisons of a gate together (Bonferroni): a change that
+affects nothing fails a gate at most once in forty times, however many metrics and scenarios there
+are. With a single seed there is no interval, and the tolerance alone decides.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,21 +37,21 @@ Verdict = Literal["same", "within", "better", "uncertain", "worse"]
 
 _ERROR = 0.05
 _MAY_DIFFER = ("policy", "engine")
-"""What is being compared; everything else is the scenario, and has to agree."""
+"""Fields that are compared; all others define the scenario, and must be equal."""
 
 _REMEDY = "write the baseline anew with `specsim gate --update`"
 
 
 @dataclass(frozen=True)
 class MetricChange:
-    """One metric of one scenario."""
+    """The change of one metric in one scenario."""
 
     scenario: str
     metric: str
     baseline: float  # mean over the seeds
     current: float
-    worsening: float  # by which share of the baseline it is worse; negative if it is better
-    half_width: float | None  # of the confidence interval of the worsening; None with a single seed
+    worsening: float  # share of the baseline by which it is worse; negative if better
+    half_width: float | None  # of the interval of `worsening`; None with a single seed
     tolerance: float
     verdict: Verdict
 
@@ -65,7 +64,7 @@ class MetricChange:
 
     @property
     def may_be_worse(self) -> bool:
-        """Whether it is within its tolerance as measured, but not beyond doubt."""
+        """Whether it is within its tolerance as measured, but possibly beyond it."""
         return self.verdict == "within" and self.at_worst > self.tolerance
 
     @property
@@ -75,7 +74,7 @@ class MetricChange:
 
     @property
     def digits(self) -> int:
-        """Decimals of percentages that tell it from its tolerance, where they differ."""
+        """Decimals of percentages that show the difference from the tolerance."""
         return digits_beside(self.tolerance, self.worsening)
 
     @property
@@ -105,7 +104,7 @@ class GateVerdict:
 
     comparisons: list[MetricChange]
     is_paired: bool  # whether both sides have the same seeds in every scenario
-    notes: list[str]  # what else differs between the two sides
+    notes: list[str]  # other differences between the two sides
 
     def of_verdict(self, verdict: Verdict) -> list[MetricChange]:
         return [each for each in self.comparisons if each.verdict == verdict]
@@ -132,11 +131,10 @@ def gate(
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> GateVerdict:
-    """Say whether a suite, run with the seeds of a baseline, is worse.
+    """Run a suite with the seeds of a baseline, and judge whether it got worse.
 
     Args:
-        suite: A YAML file, or the results of one, JSON, which are compared as they are, without
-            overrides.
+        suite: A YAML file; or JSON results, which are compared as they are, without overrides.
         tolerances: By metric, in place of the suite's own.
     """
     given = parse_tolerances(f"{name}={share}" for name, share in (tolerances or {}).items())
@@ -164,7 +162,7 @@ def gate(
 def judge(
     baseline: GateResults, current: GateResults, tolerances: Tolerances, notes: Iterable[str] = ()
 ) -> GateVerdict:
-    """Compare two revisions by their tolerances; a ConfigError if that cannot be done."""
+    """Compare two revisions by their tolerances; a ConfigError if they cannot be compared."""
     _check_names(set(baseline.scenarios), set(current.scenarios))
     notes = list(notes)
     scenarios_of: dict[str, list[str]] = {}
@@ -191,10 +189,10 @@ def judge(
 
 
 def told_of_two_seeds(counts: Iterable[int], error: float) -> list[str]:
-    """Return a warning if some scenario has but two seeds, which leave nearly all uncertain.
+    """Return a warning if some scenario has only two seeds, whose intervals are very wide.
 
     Args:
-        error: With which the interval of one comparison may miss.
+        error: Probability that the interval of one comparison misses.
     """
     if 2 not in counts:
         return []
@@ -206,7 +204,7 @@ def told_of_two_seeds(counts: Iterable[int], error: float) -> list[str]:
 
 
 def error_of_each(num_scenarios: int, tolerances: Tolerances) -> float:
-    """Return with which error the interval of one comparison may miss, so that all may with 5 %."""
+    """Return the error of one interval such that all comparisons together have one of 5 %."""
     return _ERROR / (num_scenarios * len(tolerances))
 
 
@@ -214,7 +212,7 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> list[str]:
     """Raise, before anything is run, unless a suite has the scenarios of a baseline.
 
     Returns:
-        What of the suite is not used, for the baseline decides it.
+        Notes on fields of the suite that are not used, because the baseline decides them.
     """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
@@ -236,7 +234,7 @@ def _check_names(before: set[str], after: set[str]) -> None:
 def _differences(
     name: str, old: ScenarioResults, config: dict[str, Any], inputs: dict[str, Input]
 ) -> list[str]:
-    """Return what differs in the thing tested; raise if the scenario itself does."""
+    """Return differences in the compared fields; raise if the scenario itself differs."""
     read = {
         field: (before, inputs[field])
         for field, before in old.inputs.items()
@@ -248,7 +246,7 @@ def _differences(
         values = [side.get(field, "nothing") for side in (before, after)]
         digests = {each.digest for each in read.get(field, ())}
         if len(digests) == 1 or (not digests and values[0] == values[1]):
-            continue  # of a file what counts is the content, wherever it lies
+            continue  # of a file the content counts, not its path
         if values[0] != values[1]:
             change = f"{field} was {values[0]!r} and is {values[1]!r}"
             short = f"{field}: {values[0]} -> {values[1]}"
@@ -257,7 +255,7 @@ def _differences(
         if field.split(".")[0] not in _MAY_DIFFER:
             raise ConfigError(f"scenario '{name}': {change}, so it is another scenario; {_REMEDY}")
         found.append(short)
-    is_another = any(text.startswith("policy.kind:") for text in found)  # and so is its every field
+    is_another = any(text.startswith("policy.kind:") for text in found)  # all its fields differ
     return [
         text
         for text in found
@@ -266,11 +264,11 @@ def _differences(
 
 
 def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored scenario with the defaults of fields that it did not know yet."""
+    """Return a stored scenario with the defaults of fields that were added since."""
     tested = {field: new[field] for field in _MAY_DIFFER if field in new}
     try:
         known = Experiment.parse({**old, **tested}, "baseline").to_dict()
-    except SpecsimError:  # it is another scenario, which is what there is to say
+    except SpecsimError:  # it is another scenario, which is reported
         return old
     stored = {field: old[field] for field in _MAY_DIFFER if field in old}
     kept = {field: value for field, value in known.items() if field not in (*_MAY_DIFFER, "seed")}
@@ -347,7 +345,7 @@ def write_junit(judgement: "GateVerdict | GateFailure", path: Path, title: str) 
     """Write JUnit XML: a suite per scenario and a case per metric, or one case with an error.
 
     Args:
-        title: Of the gate, so that several in one workflow are told apart.
+        title: Name of the gate, to tell several in one workflow apart.
     """
     root, title = Xml.Element("testsuites", name="specsim gate"), _printable(title)
     if isinstance(judgement, GateFailure):
@@ -386,10 +384,10 @@ def _xml_suite(
 
 @dataclass(frozen=True)
 class GateFailure:
-    """Why there is no judgement."""
+    """The error because of which there is no verdict."""
 
     error: str
-    is_crash: bool  # whether a run ended by a bug, and not what it was given
+    is_crash: bool  # whether a run ended by a bug, not by wrong input
 
     @classmethod
     def of(cls, error: Exception) -> "GateFailure":
@@ -402,7 +400,7 @@ class GateFailure:
 
 
 def github_annotations(judgement: GateVerdict | GateFailure, title: str) -> list[str]:
-    """Return workflow commands: an error per regression or for a failure, a warning per doubt."""
+    """Return workflow commands: an error per regression or failure, a warning per doubt."""
     if isinstance(judgement, GateFailure):
         return [_annotation("error", title, judgement.error)]
     return [

@@ -41,33 +41,33 @@ __all__ = [
 _FORMAT = 1
 _UNREADABLE = "cannot be read"
 _DRAWN = ("distributions", "timeline", "breakdown")
-"""Parts of a record that are large and not needed for the table."""
+"""Large parts of a record that the table of points leaves out."""
 _HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles", "inputs", "notes")
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """Where a sweep keeps its results, point by point, and goes on after a break.
+    """The results folder of a sweep, which keeps each point as it ends and can be resumed.
 
-    ``sweep.yaml`` says what was asked for, ``points/00017.json`` is there, whole, as soon as that
-    point has ended, and ``points.parquet`` when all have.
+    ``sweep.yaml`` holds the sweep, ``points/00017.json`` the record of a point as soon as that has
+    ended, and ``points.parquet`` all of them at the end.
     """
 
     path: Path
     sweep: Sweep
-    specsim_version: str  # of the one that wrote it
+    specsim_version: str  # the version that wrote the folder
     profiles: dict[str, str]
-    """Digest of each profile that the points name, so that they cannot change in between."""
-    inputs: dict[str, str | None]  # the same of everything else that they read
+    """Digest of each profile that the points name, by which a change between sessions is found."""
+    inputs: dict[str, str | None]  # the same of all other files that the points read
     notes: list[str] = field(default_factory=list)
     """What a user should know before comparing points."""
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
-        """Return a folder to write to, made if it is missing; with `resume` it may hold this sweep.
+        """Return a folder to write to, made if missing; with `resume` it may hold this sweep.
 
-        A ConfigError if it holds a sweep, and another one, one of another version, or `resume` is
-        false.
+        Raises a ConfigError if the folder holds another sweep, one of another version of specsim,
+        or any sweep without `resume`.
         """
         plan = path / "sweep.yaml"
         check_folder(path)
@@ -91,14 +91,14 @@ class SweepFolder:
             )
         _check_same(found.sweep, sweep, plan)
         found._check_unchanged(plan)
-        for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
+        for leftover in (path / "points").glob(".*.tmp"):  # left by a killed process
             leftover.unlink(missing_ok=True)
         return found
 
     def _check_unchanged(self, plan: Path) -> None:
         now = type(self)(self.path, self.sweep, __version__, *_digests(self.sweep))._read
         for name, kept in self._read.items():
-            if kept not in (None, _UNREADABLE, now.get(name)):  # nothing was run with unreadable
+            if kept not in (None, _UNREADABLE, now.get(name)):  # no point used an unreadable file
                 raise ConfigError(
                     f"{plan}: --resume: {name} has changed since the sweep began; name another "
                     "folder"
@@ -158,16 +158,16 @@ class SweepFolder:
                 yield _record(path, point)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Return the same records without what is only drawn."""
+        """Return the records of all points without the parts that are only drawn."""
         return [
             {name: value for name, value in record.items() if name not in _DRAWN}
             for record in self.records()
         ]
 
     def warnings(self, records: list[dict[str, Any]]) -> list[str]:
-        """Return what there is to know of a sweep and of these of its points, each thing once.
+        """Return warnings about a sweep and some of its points, each kind once.
 
-        What differs in its numbers alone is one thing, said of the first point that it is true of.
+        Warnings that differ in numbers alone are given once, for the first point that has one.
         """
         ended = [record for record in records if record["error"] is None]
         found: dict[str, list[tuple[str, str]]] = {}
@@ -183,7 +183,7 @@ class SweepFolder:
         return [*self.notes, *said]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Write ``points.parquet``, return `numbers`; a ConfigError if a record is missing."""
+        """Write ``points.parquet`` and return `numbers`; a ConfigError if a record is missing."""
         records = self.numbers()
         if len(records) < self.sweep.num_points:
             raise ConfigError(
@@ -196,7 +196,7 @@ class SweepFolder:
 
 
 def _digests(sweep: Sweep) -> tuple[dict[str, str], dict[str, str | None]]:
-    """Return digests of profiles, and of everything else that the points of a sweep read."""
+    """Return the digests of profiles, and of all other files that the points of a sweep read."""
     experiments = sweep.check("axes")
     read = {
         each.name: each.digest
@@ -212,7 +212,7 @@ def _profile_digest(name: str) -> str:
     try:
         content = load_profile(name).model_dump_json()
     except SpecsimError:
-        return _UNREADABLE  # its points will say why
+        return _UNREADABLE  # the points that read it report the error
     return sha256(content.encode()).hexdigest()[:12]
 
 
@@ -268,7 +268,7 @@ def sweep(
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a sweep, a YAML file, and return a record per point; the folder keeps them."""
+    """Run the sweep in a YAML file into a folder, and return one record per point."""
     folder = SweepFolder.create(Path(out), Sweep.load(Path(path), overrides), resume=resume)
     return run_sweep(folder, LocalProcesses(workers), on_progress)
 
@@ -276,11 +276,11 @@ def sweep(
 def run_sweep(
     folder: SweepFolder, backend: Backend, on_progress: Callable[[int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Run every point of a sweep that has not ended yet, and return the records of all.
+    """Run all points of a sweep that have not ended yet, and return the records of all points.
 
-    The folder gets each record as its point ends, and ``points.parquet`` at last.
+    Each record is written to the folder as its point ends, and ``points.parquet`` at the end.
     """
-    # What failed is tried again: its cause may have been removed.
+    # Failed points are run again, since the cause may be gone.
     ended = {record["point"] for record in folder.numbers() if record["error"] is None}
     left = (point for point in folder.sweep.points() if point.number not in ended)
     with Runner(backend, on_progress, len(ended)) as runner:
@@ -290,7 +290,7 @@ def run_sweep(
 
 
 def run_point(point: SweepPoint) -> dict[str, Any]:
-    """Run a point and return its record, as in ``points/<number>.json``, also if it fails."""
+    """Run a point and return its record, as in ``points/<number>.json``, even if it fails."""
     try:
         experiment = point.experiment()
         check_size(experiment)
@@ -307,7 +307,7 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
         }
     except SpecsimError as error:
         return _failed(point, str(error))
-    except Exception as error:  # a bug, or a class of the user's; the others are not to suffer
+    except Exception as error:  # a bug here or in a user's class must not stop other points
         return _failed(point, f"{type(error).__name__}: {error}")
     return {**_header(point, None, experiment.hash), **found}
 
@@ -338,11 +338,11 @@ def _header(point: SweepPoint, error: str | None, config_hash: str | None) -> di
 
 
 def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
-    """Return the numbers of a summary, as in ``summary.json``, without nesting.
+    """Return the numbers of a ``summary.json`` without nesting.
 
-    The block ``specsim`` stands beside the others; what is nested in it has dotted names, such as
-    ``time_shares.target``. Truth values are 0 or 1, and so are `overloaded` and `undecided`, which
-    the stability comes to; other text and lists are left out.
+    The fields of its block ``specsim`` are put beside the others; nested fields get dotted names,
+    such as ``time_shares.target``. Booleans become 0 or 1, the stability the flags `overloaded` and
+    `undecided`; other text and lists are left out.
     """
     outer = {name: value for name, value in summary.items() if name != "specsim"}
     own = summary["specsim"]

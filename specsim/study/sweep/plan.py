@@ -1,4 +1,4 @@
-"""Plan of a sweep, from one YAML file: its points, and what is wrong with them beforehand.
+"""Plan of a sweep, from one YAML file: its points, and what is wrong with them before any run.
 
 The grid is the product of the axes. An axis is a mapping of dotted field names to values; several
 fields of one axis change together. The first axis changes slowest, the replication fastest.
@@ -32,9 +32,9 @@ from specsim.run.experiment import Experiment, check_size, estimated_seconds
 from specsim.study.inputs import load_with_base
 from specsim.workload.readers import read_trace
 
-Axis = dict[str, list[Any]]  # values by dotted field name, equally many of each field
+Axis = dict[str, list[Any]]  # values by dotted field name, as many of each field
 
-Row = tuple[int, dict[str, Any]]  # a place on an axis, and the value of each of its fields there
+Row = tuple[int, dict[str, Any]]  # index on an axis, and the value of each of its fields there
 
 _MAX_POINTS = 100_000
 _SPACED = ("linspace", "logspace", "range")
@@ -47,7 +47,7 @@ class SweepPoint:
     number: int  # place in the order of the sweep, from 0
     places: tuple[int, ...]  # index of its values on each axis
     axes: dict[str, Any]  # value of each field that an axis sets
-    labels: dict[str, str]  # the same in a few characters, different for each value of a field
+    labels: dict[str, str]  # short labels of these, different for different values of a field
     replication: int
     seed: int
     config: dict[str, Any]  # of the experiment, as in its YAML file
@@ -60,12 +60,12 @@ class Sweep(Settings):
     """A base experiment and the axes along which it is varied."""
 
     base: dict[str, Any]
-    """The experiment, as in its YAML file; in a file also the path of one, from that file's own
-    folder. What an axis sets may be missing."""
+    """The experiment as in its YAML file; in a file also the path of one, relative to that file's
+    folder. Fields that an axis sets may be missing."""
     axes: list[Axis]
-    """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``, whose
-    neighbours have equal ratios; both ends are among the values. ``{range: [first, last, step]}``
-    goes as far as the steps reach."""
+    """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``
+    (neighbours have equal ratios), both ends included. ``{range: [first, last, step]}`` ends at the
+    last whole step."""
     replications: int = Field(default=1, ge=1)
     """Runs per combination; run i has the seed of the base plus i, so that all combinations meet
     the same luck (common random numbers)."""
@@ -106,7 +106,7 @@ class Sweep(Settings):
     def load(cls, path: Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> Self:
         """Return the sweep in a YAML file, with some fields of its base replaced.
 
-        A ConfigError if it cannot be read, or an axis or override is of no use.
+        Raises a ConfigError if the file cannot be read, or an axis or override is wrong.
         """
         data = load_with_base(path)
         if "workload" in data and "axes" not in data:
@@ -123,10 +123,10 @@ class Sweep(Settings):
         return sweep
 
     def check(self, source: str) -> list[Experiment]:
-        """Return experiments with every value of every axis; a ConfigError if one has none.
+        """Return experiments with every value of every axis; a ConfigError if a value is wrong.
 
-        A combination that does not go together, such as a draft that is longer than the limit, is
-        left for its run to say.
+        Combinations that contradict each other, such as a draft longer than the limit, fail in
+        their own run.
         """
         valid = []
         unproven = {(axis, place) for axis, rows in enumerate(self._rows) for place, _ in rows}
@@ -144,14 +144,14 @@ class Sweep(Settings):
                 unproven -= values
         if unproven:
             raise problems[min(unproven)]
-        if self.replications > 1:  # whose seeds follow that of the base
+        if self.replications > 1:  # their seeds follow that of the base
             last = {**valid[0].to_dict(), "seed": self.seed + self.replications - 1}
             Experiment.parse(last, source)
         return valid
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know before comparing points."""
+        """What to know before comparing points."""
         valid = self.check("axes")
         modes = {e.is_async for e in valid if e.engine.async_scheduling is None}
         if len(modes) < 2:
@@ -204,7 +204,7 @@ class Sweep(Settings):
 
 
 def _check_fields(fields: list[str]) -> None:
-    """Raise a ValueError if a field of an axis cannot be one, or is set again by a later one."""
+    """Raise a ValueError if a field of an axis is no field, or a later axis sets it again."""
     for place, field in enumerate(fields):
         if field in fields[:place]:
             raise ValueError(f"axes: '{field}' is on two axes; give it once")
@@ -219,7 +219,7 @@ def _check_fields(fields: list[str]) -> None:
 
 
 def _values(field: str, given: object) -> list[Any]:
-    """Return the values of a field, which may be spaced evenly between two ends."""
+    """Return the values of a field, spaced evenly between two ends if `given` says so."""
     if isinstance(given, dict) and len(given) == 1 and (kind := next(iter(given))) in _SPACED:
         return _spaced(field, str(kind), given[kind])
     if not isinstance(given, list):
@@ -270,7 +270,7 @@ def _stepped(rule: str, first: float, last: float, step: float) -> list[Any]:
 
 
 def _rounded(values: Iterable[float], *, are_whole: bool) -> list[Any]:
-    """Return numbers to twelve digits: 0.3, not 0.30000000000000004."""
+    """Return numbers rounded to twelve digits: 0.3 for 0.30000000000000004."""
     rounded = [float(f"{value:.12g}") for value in values]
     are_whole = are_whole and all(value.is_integer() for value in rounded)
     return [int(value) for value in rounded] if are_whole else rounded
@@ -281,10 +281,10 @@ def _is_number(value: object) -> bool:
 
 
 def labels(values: list[Any]) -> list[str]:
-    """Return a short name for each of some different values, different for each.
+    """Return a short label for each of some different values, different for each.
 
-    Numbers in their shortest form, members of a family as ``static:k=3``, files without folder and
-    suffix; in full where two values would have the same name.
+    Numbers have their shortest form, members of a family are like ``static:k=3``, files lack folder
+    and suffix. Values whose short labels are equal are given in full.
     """
     short = [_short(value) for value in values]
     full = [str(value) for value in values]
@@ -301,7 +301,7 @@ def _short(value: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    """Return a value as one would type it behind ``field=``."""
+    """Return a value as it is typed after ``field=``."""
     if isinstance(value, dict | list):
         return as_flow(value).replace(", ", ",")
     if isinstance(value, float):
@@ -310,17 +310,17 @@ def _written(value: Any) -> str:
     return PurePath(text).stem if text.endswith((".yaml", ".yml", ".json")) else text
 
 
-_MOST_CHECKED = 20_000  # points; of larger sweeps every value of every axis is, by `Sweep.check`
-_START_SECONDS = 0.2  # that a point takes however small it is
+_MOST_CHECKED = 20_000  # points; of larger sweeps only each value of each axis is checked
+_START_SECONDS = 0.2  # of the smallest point
 
 
 def point_name(point: SweepPoint) -> str:
-    """Return what a point is called in messages: the label of each of its axes."""
+    """Return the name of a point in messages: the labels of its axes."""
     return ", ".join(f"{field} {label}" for field, label in point.labels.items())
 
 
 def problems_of(sweep: Sweep) -> list[str]:
-    """Return what is wrong with the points of a sweep, a line for each different problem."""
+    """Return what is wrong with the points of a sweep, one line per different problem."""
     found: dict[str, list[str]] = {}
     for point in _first_replications(sweep):
         for problem in _problems(point):
@@ -329,7 +329,7 @@ def problems_of(sweep: Sweep) -> list[str]:
 
 
 def of_points(names: list[str]) -> str:
-    """Return what some points are called together, once if they differ in their seed alone."""
+    """Return one name for some points; points that differ in seed alone are named once."""
     first, *others = dict.fromkeys(names)
     if not others:
         return first
@@ -337,7 +337,7 @@ def of_points(names: list[str]) -> str:
 
 
 def seconds_of(sweep: Sweep) -> float:
-    """Return about how long the points that can be run take, one after the other, seconds."""
+    """Return the estimated time of all points that can be run, in one process, seconds."""
     total = 0.0
     for point in _first_replications(sweep):
         try:

@@ -1,8 +1,8 @@
-"""Tuning: which k to set, at which batch size and load, and what that gains.
+"""Tuning: which k to set at which batch size and load, and what that gains.
 
-`batch` says which k serves each batch size fastest, which is vLLM's
-``num_speculative_tokens_per_batch_size``; `crossover` up to which load a fixed k pays, and what the
-schedule gains. Both simulate this experiment's own profile, workload and acceptance.
+`batch` finds the k that serves each batch size fastest, which is vLLM's
+``num_speculative_tokens_per_batch_size``; `crossover` the load up to which a fixed k pays, and what
+the schedule gains. Both simulate the experiment's own profile, workload and acceptance.
 """
 
 from collections.abc import Callable
@@ -36,10 +36,10 @@ __all__ = ["Tuning", "tune"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuning found."""
+    """The results of a tuning."""
 
     experiment: Experiment  # as it was given
-    max_k: int  # largest k that was tried, tokens
+    max_k: int  # largest k that was simulated, tokens
     replications: int
     load_unit: str
     capacity: float  # highest load that any k sustains
@@ -55,16 +55,16 @@ class Tuning:
 
     @property
     def speculative_config(self) -> dict[str, Any]:
-        """The schedule as vLLM's ``--speculative-config``, its other fields as given."""
+        """The schedule as vLLM's ``--speculative-config``, with the experiment's other fields."""
         return {
             **self._given,
-            "num_speculative_tokens": max(1, self.longest),  # vLLM allows no 0 here
+            "num_speculative_tokens": max(1, self.longest),  # vLLM does not allow 0 here
             "num_speculative_tokens_per_batch_size": [list(r) for r in self.batches.ranges],
         }
 
     @property
     def recommended(self) -> dict[str, Any] | None:
-        """The ``--speculative-config`` to use: the schedule only where it beats the best fixed k.
+        """The best ``--speculative-config``: the schedule if it beats the best fixed k, or k.
 
         None if the server should not speculate at all.
         """
@@ -75,7 +75,7 @@ class Tuning:
 
     @property
     def _given(self) -> dict[str, Any]:
-        """What vLLM knows of the proposer's fields, but for those that were tuned."""
+        """The fields of the proposer that vLLM knows, without those that were tuned."""
         proposer = _proposer(self.experiment)
         tuned = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
         fields = proposer.model_dump(
@@ -85,15 +85,16 @@ class Tuning:
             exclude=tuned | proposer.own_fields(),
             warnings=False,
         )
-        # A file that specsim wrote names all switches, also those that a vLLM does not have.
+        # A file written by specsim has all switches, also those that a vLLM version lacks.
         on = {name: value for name, value in fields.items() if value is not False}
         return {"method": proposer.method, **on}
 
     @property
     def runs(self) -> dict[tuple[str, float], list[Measurement]]:
-        """The runs, by policy, ``off``, ``static:k=1`` ... or ``schedule``, and load.
+        """The runs by (policy, load); policies are ``off``, ``static:k=1`` ... and ``schedule``.
 
-        Of the loads at which no k was left out, so that the best of these is the best of all.
+        Loads at which some k was not simulated are left out, so that the best of these is the best
+        of all.
         """
         found: dict[tuple[int, float], list[Measurement]] = {}
         for curve in self.curves:
@@ -225,17 +226,16 @@ def tune(
     on_progress: Callable[[int], None] | None = None,
     on_stage: Callable[[str], None] | None = None,
 ) -> Tuning:
-    """Find the best k per batch size and the crossover load per k, and check what that gains.
+    """Find the best k per batch size and the crossover load per k, and check what they gain.
 
-    A SpecsimError if the experiment has nothing to tune, cannot be run, or its load cannot be
-    varied.
+    Raises a SpecsimError if the experiment has nothing to tune, cannot be run, or its load cannot
+    be varied.
 
     Args:
-        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
-            i``.
-        max_k: Largest k to try, tokens; by default ``num_speculative_tokens``.
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``.
+        max_k: Largest k to simulate, tokens; by default ``num_speculative_tokens``.
         replications: At least 2, for intervals.
-        on_stage: Told what is looked at next.
+        on_stage: Called with a text at the beginning of each stage.
     """
     if replications < 2:
         raise ConfigError(
@@ -249,7 +249,7 @@ def tune(
         series = LoadSeries.of(loads, batches)
         tell(f"loads up to {figures(series.capacity, 3)} {loads.unit}, at which each k pays")
         crossovers, curves = find_crossovers(series, trials)
-        with_oracle = not loads.has_stages  # it needs synchronous scheduling
+        with_oracle = not loads.has_stages  # the oracle needs synchronous scheduling
         tell(f"the schedule against every k{' and the oracle' if with_oracle else ''}")
         check = check_schedule(series, batches, trials, with_oracle=with_oracle)
     return Tuning(
@@ -281,7 +281,7 @@ def _proposer(experiment: Experiment) -> Proposer:
 
 
 def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
-    """Return the experiment with room for every k, and without a policy or schedule of its own."""
+    """Return the experiment with room for every k, without its own policy and schedule."""
     fields = _proposer(experiment).model_dump(mode="json", exclude_none=True, warnings=False)
     fields.pop("num_speculative_tokens_per_batch_size", None)
     if max_k is not None:

@@ -1,10 +1,10 @@
-"""Which k serves each batch size fastest, and the trials by which that is found.
+"""Which k serves each batch size fastest, and the trials that show it.
 
-The batch is held at a size by that many clients who send their next request when the last is
-answered, on a server that drafts k tokens at every step; where ranks, stages or a decode pool share
-them out, by that many for each. A server that follows a schedule by batch size does just that as
-long as its batch stays there, so each k is tried in such a server, k = 0 included: look-ahead slots
-and the drafter's memory are those of the longest draft.
+A batch is held at a size by as many clients, who send their next request when the last one is
+answered, on a server that drafts k tokens at every step; if ranks, stages or a decode pool divide
+them, by as many for each. A server with a schedule by batch size does the same while its batch
+stays at that size, so each k is tried in such a server, k = 0 included: look-ahead slots and the
+drafter's memory are those of the longest draft.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is kept of a trial."""
+    """The results that are kept of a trial."""
 
     time_per_token: float
-    """Inverse of the output throughput while no client has run out of requests, seconds."""
+    """1 / output throughput while all clients still have requests, seconds."""
     e2e_latency: float
-    """Mean over the requests but for the first two fifths and the last, which meet a server that
-    fills up or drains; seconds."""
+    """Mean latency of the requests without the first two fifths and the last fifth, in which the
+    server fills up or empties; seconds."""
     mean_batch_size: float  # sequences per step that decodes, over the time of `time_per_token`
     mean_output_len: float  # tokens per request
     beyond: Beyond
@@ -48,7 +48,7 @@ class Measurement:
 
 
 class Trials(Runner):
-    """Runs trials, each once."""
+    """Runs trials, each of them once."""
 
     def __init__(self, workers: int, on_progress: Callable[[int], None] | None = None) -> None:
         super().__init__(LocalProcesses(workers), on_progress)
@@ -93,13 +93,13 @@ def _measure(trial: Trial) -> Measurement:
     )
 
 
-_UNMEASURED_ROUNDS = 3  # requests per client: two until all are mixed, one at the end
+_UNMEASURED_ROUNDS = 3  # requests per client: two until batches are mixed, one at the end
 _MIN_MEASURED = 100  # requests, and at least one per client
 
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """All k at one batch size."""
+    """The trials of all k at one batch size."""
 
     batch_size: int
     measurements: list[list[Measurement]]  # by k from 0, then by replication
@@ -111,12 +111,12 @@ class BatchPoint:
 
     @property
     def gains(self) -> list[SpeedUp]:
-        """Output throughput of each k as a multiple of that of k = 0."""
+        """Output throughput of each k relative to k = 0."""
         return [self.gain_over(k, 0) for k in range(len(self.measurements))]
 
     @property
     def best_k(self) -> int:
-        """The fastest k, or the smallest that cannot be told from it."""
+        """The fastest k, or the smallest k that cannot be told from it."""
         return best_k(np.log(self.times))
 
     @property
@@ -126,23 +126,23 @@ class BatchPoint:
 
     @property
     def fastest_k(self) -> int:
-        """The k of the highest mean throughput, whether or not it can be told from the others."""
+        """The k of the highest mean throughput, even if it cannot be told from others."""
         return int(np.log(self.times).mean(axis=1).argmin())
 
     def gain_over(self, k: int, other: int) -> SpeedUp:
-        """Return the output throughput of one k as a multiple of that of another."""
+        """Return the output throughput of one k relative to another."""
         times = self.times
         errors = self.measurements[other][0].time_error, self.measurements[k][0].time_error
         return speed_up(times[other].tolist(), times[k].tolist(), errors)
 
     def requests_per_second(self, k: int) -> float:
-        """Return how many requests a server with batches of this size answers per second."""
+        """Return the requests/s that a server with batches of this size answers."""
         group = self.measurements[k]
         return float(np.mean([1 / m.time_per_token / m.mean_output_len for m in group]))
 
     @property
     def mean_batch_size(self) -> float:
-        """Sequences per step without drafts, which a full KV cache keeps below the batch size."""
+        """Sequences per step without drafts; below the batch size if the KV cache is full."""
         return float(np.mean([m.mean_batch_size for m in self.measurements[0]]))
 
 
@@ -150,13 +150,15 @@ class BatchPoint:
 class BatchTuning:
     """The best k of every batch size."""
 
-    points: list[BatchPoint]  # by batch size, from 1 to the largest that came about
-    beyond: list[BatchPoint]  # sizes that fit and do not come about; what was served all the same
+    points: list[BatchPoint]  # by batch size, from 1 to the largest that was reached
+    beyond: list[BatchPoint]  # sizes that fit but were not reached, with what they measured
     ranges: tuple[tuple[int, int, int], ...]
-    """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
+    """(first batch size, last batch size, k), both inclusive; the last range ends at
+    max_num_seqs."""
     max_num_seqs: int
     is_smoothed: bool
-    """Whether noise made the best k rise with the batch size somewhere, which `ranges` do not."""
+    """Whether noise made the best k rise with the batch size somewhere, which `ranges` smooth
+    out."""
 
 
 def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
@@ -172,7 +174,7 @@ def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
 
 
 def _largest_batch(loads: Loads) -> tuple[int, int]:
-    """Return max_num_seqs, and the largest batch of a stage that also fits into the KV cache.
+    """Return max_num_seqs, and the largest batch per stage that also fits into the KV cache.
 
     At a random instant running requests are a length-biased sample, each half done on average.
     """
@@ -204,17 +206,17 @@ def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]
 def _num_held(points: list[BatchPoint]) -> int:
     """Return how many points, from the first, had batches nearer to their size than to half of it.
 
-    Where clients wait for something else, such as a prefill pool or a place for their adapter,
-    more clients make no larger batch, and every k would seem to be as good as none.
+    If clients wait for something else, such as a prefill pool or a LoRA slot, more clients make no
+    larger batch, and all k would look alike.
     """
     few = (n for n, point in enumerate(points) if point.mean_batch_size < point.batch_size / 2**0.5)
     return max(1, next(few, len(points)))
 
 
 def best_k(log_times: NDArray[np.float64]) -> int:
-    """Return the smallest k whose paired 95 % interval does not tell it from the fastest.
+    """Return the smallest k that the paired 95 % interval does not tell from the fastest.
 
-    Of logarithms of a time per token, shape (k + 1, replications).
+    `log_times` are logarithms of times per token, shape (k + 1, replications).
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
     intervals = (mean_and_half_width(samples.tolist()) for samples in excess)
@@ -222,15 +224,15 @@ def best_k(log_times: NDArray[np.float64]) -> int:
 
 
 def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
-    """Return the best k at every batch size, and the mean log gains over k = 0 they rest on.
+    """Return the best k at every batch size, and the mean log gains over k = 0 behind them.
 
-    Between the sizes that were simulated, gains are interpolated over the logarithm of the size,
-    replication by replication: shape (largest batch size, k + 1).
+    Between simulated sizes, gains are interpolated over the logarithm of the size, per replication;
+    the gains have shape (largest batch size, k + 1).
     """
     log_times = np.array([np.log(point.times) for point in points])
     log_times -= log_times[:, :1]
     if len(points) > 1:
-        # The processes that run the trials need none of it.
+        # Imported here: processes that run trials do not need it.
         from scipy.interpolate import PchipInterpolator
 
         known = np.log([point.batch_size for point in points])
@@ -240,15 +242,16 @@ def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
 
 
 def non_increasing(gains: NDArray[np.float64]) -> list[int]:
-    """Return the k of every batch size, never rising, of the greatest total gain.
+    """Return the k of every batch size, never rising, with the greatest total gain.
 
-    Of gains at batch sizes from 1, which count by their share of a logarithmic axis, (n, k + 1).
+    `gains`, shape (n, k + 1), are of batch sizes 1 to n, weighted by their share of a logarithmic
+    axis.
     """
     ks = range(gains.shape[1])
     total = np.zeros(len(ks))
     choices: list[list[int]] = []
     for size, row in enumerate(gains, start=1):
-        before = [k + int(total[k:].argmax()) for k in ks]  # the best k of the size before
+        before = [k + int(total[k:].argmax()) for k in ks]  # the best k of the previous size
         choices.append(before)
         total = row / size + total[before]
     k = int(total.argmax())

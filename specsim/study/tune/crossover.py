@@ -1,8 +1,8 @@
-"""Up to which load a fixed k is better than no speculation, and what the schedule gains at a load.
+"""Up to which load a fixed k beats no speculation, and what the schedule gains at a load.
 
-Better is a smaller mean end-to-end latency. Each k is compared with no speculation at a series of
-loads up to saturation, and where its speed-up falls through 1 the series is made denser. The
-schedule is then checked against the best fixed k and the oracle.
+Better means a smaller mean end-to-end latency. Each k is compared with no speculation at loads up
+to saturation, with additional loads where its speed-up falls through 1. The schedule is then
+compared with the best fixed k and the oracle.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning, Measurement, Trials, latency_ratio
 
 _SHARES = (1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
-"""Loads to begin with, as shares of the highest throughput of any k."""
-_LOWEST = 1 / 64  # share below which nobody asks whether a k pays
+"""First loads, as shares of the highest throughput of any k."""
+_LOWEST = 1 / 64  # share below which it does not matter whether a k pays
 _FINE = 1.15  # ratio of the two loads between which a crossover is interpolated
 _MAX_ROUNDS = 8
-_ROUNDS = 4  # requests per request that is in the system at a time
+_ROUNDS = 4  # requests of a run per request that is in the system at a time
 _MIN_REQUESTS = 300
 
 
 @dataclass(frozen=True)
 class LoadSeries:
-    """Which loads are worth simulating, and for how long."""
+    """Which loads are worth simulating, and with how many requests."""
 
     loads: Loads
     capacities: list[float]
-    """Highest load that each k sustains, from 0, as the batch sizes showed it."""
+    """Highest load that each k, from 0, sustained in batches of some size."""
     curve: list[tuple[float, int]]  # (load, requests in the system) of the best k, both rising
 
     @classmethod
@@ -48,7 +48,7 @@ class LoadSeries:
         rates = [[point.requests_per_second(k) * servers for k in ks] for point in points]
         sizes = [point.batch_size * loads.num_batches * servers for point in points]
         if loads.is_closed:
-            clients = sorted({*sizes, int(loads.own)})  # more than fit wait, which is no overload
+            clients = sorted({*sizes, int(loads.own)})  # who do not fit wait; no overload
             return cls(loads, [float(clients[-1]) for _ in ks], [(float(n), n) for n in clients])
         best = np.maximum.accumulate([max(row) for row in rates]).tolist()
         return cls(loads, np.max(rates, axis=0).tolist(), list(zip(best, sizes, strict=True)))
@@ -58,16 +58,16 @@ class LoadSeries:
         return max(self.capacities)
 
     def start(self, k: int) -> set[float]:
-        """Return the loads to begin with, those left out that neither k nor k = 0 sustains.
+        """Return the first loads, without those that neither k nor k = 0 sustains.
 
-        Beyond them latencies grow with the length of the run, and say nothing.
+        At such loads latencies grow with the length of the run, and show nothing.
         """
         sustained = max(self.capacities[0], self.capacities[k])
         loads = [self.loads.possible(share * self.capacity) for share in _SHARES]
         return {load for load in loads if load <= sustained} or {min(loads)}
 
     def count(self, load: float) -> int:
-        """Return how many requests a run at a load takes, several times what it holds at once."""
+        """Return the requests of a run at a load, several times as many as are in the system."""
         known_loads, in_system = zip(*self.curve, strict=True)
         expected = float(np.interp(load, known_loads, in_system))
         return max(_MIN_REQUESTS, round(_ROUNDS * expected))
@@ -83,37 +83,37 @@ class LoadPoint:
 
     @property
     def speed_up(self) -> SpeedUp:
-        """Of the mean end-to-end latency over no speculation."""
+        """Speed-up of the mean end-to-end latency over no speculation."""
         return latency_ratio(self.off, self.own)
 
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """A fixed k over the load."""
+    """A fixed k at several loads."""
 
     k: int
-    points: list[LoadPoint]  # by load, up to the last that one of the two sustains
+    points: list[LoadPoint]  # ascending, up to the last load that k or k = 0 sustains
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """Where a fixed k stops being better than no speculation."""
+    """The load at which a fixed k stops beating no speculation."""
 
     k: int
     pays: Literal["always", "never", "below"]
-    """``below`` the crossover load; ``always`` and ``never`` hold for all loads looked at."""
+    """``below`` the crossover load; ``always`` and ``never`` are over all simulated loads."""
     load: float | None  # None unless `pays` is ``below``
-    low: float | None  # ends of the 95 % interval; None where it is open
+    low: float | None  # ends of the 95 % interval; None if it is open on that side
     high: float | None
-    highest_load: float  # the last load looked at, which one of the two still sustains
+    highest_load: float  # the last load, which k or k = 0 still sustains
     model_low: float | None = None
-    """Ends of it with step times as far off as on four in five servers measured; None where it is
-    open, or nobody knows."""
+    """Ends of the interval if step times are off as on four in five measured servers; None if it is
+    open, or that error is not known."""
     model_high: float | None = None
 
 
 def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
-    """Return the crossover loads of every k from 1, and the curves that they rest on."""
+    """Return the crossover loads of every k from 1, and their load curves."""
     ks = range(1, series.loads.experiment.max_draft_len + 1)
     wanted = {k: series.start(k) for k in ks}
     for _ in range(_MAX_ROUNDS):
@@ -145,7 +145,7 @@ def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]])
 def _next_load(series: LoadSeries, curve: LoadCurve) -> float | None:
     """Return a load between the two where k stops paying; None if they are close enough."""
     first = curve.points[0]
-    if first.speed_up.mean <= 1:  # it stops further down, if it ever pays
+    if first.speed_up.mean <= 1:  # if it ever pays, it stops at a lower load
         lower = series.loads.possible(first.load / 2)
         return lower if _LOWEST * series.capacity <= lower < first.load else None
     for left, right in pairwise(curve.points):
@@ -171,7 +171,7 @@ def _crossover(curve: LoadCurve) -> Crossover:
 
 
 def _falls_through_one(points: list[LoadPoint], speed_ups: list[float | None]) -> float | None:
-    """Return the lowest load at which a speed-up falls through 1; None if that is not known."""
+    """Return the lowest load at which the speed-up falls through 1; None if not known."""
     logs = [nan if each is None else log(each) for each in speed_ups]
     for (left, above), (right, below) in pairwise(zip(points, logs, strict=True)):
         if above > 0 >= below:
@@ -180,12 +180,12 @@ def _falls_through_one(points: list[LoadPoint], speed_ups: list[float | None]) -
 
 
 _CHECKED = {"low": 1 / 8, "medium": 1 / 2, "high": 7 / 8}
-"""Loads to check at beside the experiment's own, as shares of the highest throughput."""
-_NEAR = 1.25  # ratio of two loads that need not both be checked
+"""Loads at which to check the schedule, as shares of the highest throughput."""
+_NEAR = 1.25  # loads with a smaller ratio are not both checked
 
 
 _Measured = dict[tuple[str, int | str], list[Measurement]]
-"""By the name of a load and a k, or what else a policy is called."""
+"""By (name of the load, k or name of the policy)."""
 
 
 @dataclass(frozen=True)
@@ -194,16 +194,16 @@ class LoadCheck:
 
     name: str  # ``own``, or ``low``, ``medium`` or ``high``
     load: float
-    is_saturated: bool  # whether no k sustains it; then latencies grow with the length of the run
-    fixed: list[list[Measurement]]  # by k, 0 without speculation, then by replication
+    is_saturated: bool  # whether no k sustains it, so that latencies grow with the run
+    fixed: list[list[Measurement]]  # by k, 0 is no speculation, then by replication
     schedule: list[Measurement]
     synchronous: dict[str, list[Measurement]]
-    """``fixed`` (the best k over all loads), ``schedule`` and ``oracle``, none of which schedules
-    asynchronously, because the oracle cannot. Empty where stages of a pipeline must."""
+    """``fixed`` (the best k over all loads), ``schedule`` and ``oracle`` under synchronous
+    scheduling, which the oracle needs. Empty for pipelines, which cannot have it."""
 
     @property
     def best_fixed(self) -> int:
-        """The k of the smallest mean latency at this load."""
+        """The k with the smallest mean latency at this load."""
         return int(_logs(self.fixed).mean(axis=1).argmin())
 
     def speed_up(self, group: list[Measurement]) -> SpeedUp:
@@ -211,7 +211,7 @@ class LoadCheck:
 
     @property
     def stabilities(self) -> list[Stability]:
-        """Of every k, whether the server kept up with what arrived."""
+        """For every k, whether the server kept up with the load."""
         return [_stability(group) for group in self.fixed]
 
     def that_are(self, stability: Stability) -> list[int]:
@@ -231,27 +231,27 @@ class LoadCheck:
 
 @dataclass(frozen=True)
 class Check:
-    """The schedule against one fixed k for all loads."""
+    """The schedule compared with the best fixed k over all loads."""
 
     WORTH: ClassVar[float] = 1.005
-    """Least speed-up that a schedule must have over a k, which is simpler. Where drafts matter
-    little, as behind a prefill pool that is full, runs tell apart what nobody would notice."""
+    """Least speed-up over a fixed k for which a schedule is worth its trouble. Where drafts matter
+    little, as behind a full prefill pool, runs show differences that nobody would notice."""
 
     loads: list[LoadCheck]
     best_fixed: int
-    """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
+    """The k of the smallest geometric mean latency over all loads; 0 is no speculation."""
     over_best_fixed: SpeedUp
-    """Speed-up of the schedule over that k, by geometric mean over the sustained loads."""
+    """Speed-up of the schedule over that k, geometric mean over the sustained loads."""
     synchronous_over_best_fixed: SpeedUp | None
-    """The same under synchronous scheduling; None where there is none, in a pipeline."""
+    """The same under synchronous scheduling; None for a pipeline, which has none."""
     oracle_over_best_fixed: SpeedUp | None
     """Speed-up of the oracle over that k, under synchronous scheduling."""
 
     @property
     def share_of_oracle(self) -> float | None:
-        """What the schedule gains over the best fixed k as a share of what the oracle gains.
+        """Gain of the schedule over the best fixed k as a share of the oracle's gain.
 
-        Of the logarithms, both under synchronous scheduling; None if the oracle gains nothing.
+        Of logarithms, both under synchronous scheduling; None if the oracle gains nothing.
         """
         oracle, schedule = self.oracle_over_best_fixed, self.synchronous_over_best_fixed
         if oracle is None or schedule is None or oracle.low is None or oracle.low <= 1:
@@ -260,14 +260,14 @@ class Check:
 
     @property
     def schedule_pays(self) -> bool:
-        """Whether the schedule is better than the best fixed k, beyond doubt and not in name."""
+        """Whether the schedule beats the best fixed k, beyond doubt and by `WORTH`."""
         return self.over_best_fixed.low is not None and self.over_best_fixed.low >= self.WORTH
 
 
 def check_schedule(
     series: LoadSeries, batches: BatchTuning, trials: Trials, *, with_oracle: bool
 ) -> Check:
-    """Simulate a schedule against every fixed k and the oracle."""
+    """Simulate a schedule, every fixed k, and the oracle if `with_oracle`."""
     schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
 
@@ -282,7 +282,7 @@ def check_schedule(
         )
 
     own = measure({**{k: fixed_policy(k) for k in ks}, "schedule": schedule}, synchronous=False)
-    # A load that nothing sustains would outweigh all others; with pools it may be the prompts'.
+    # An unsustained load would outweigh all others; with pools the prompts may cause it.
     sustained = [
         name
         for name, load in named.items()
@@ -324,7 +324,7 @@ def _overall(names: list[str], measured: _Measured, label: int | str) -> list[fl
 
 
 def _named_loads(series: LoadSeries) -> dict[str, float]:
-    """Return the experiment's own load, and others that are not almost the same."""
+    """Return the experiment's own load and the loads of `_CHECKED`, without near duplicates."""
     own = series.loads.own
     others = {
         name: series.loads.possible(share * series.capacity) for name, share in _CHECKED.items()
