@@ -1,9 +1,9 @@
-"""What policies see of a step and say of it, as arrays; and the loops of those that are loops.
+"""The arrays in which a policy sees a step and answers, and policies written as compilable loops.
 
-A policy in the compilable style is a `NamedTuple` of arrays that it remembers, and plain functions
-of two arguments, a `View` and that memory, which read the one, change the other, and put down what
-they decide in the view. The engine's loop calls them through one hook whichever policy it is, as
-machine code where they compile and as Python where they do not.
+Such a policy has a `NamedTuple` of arrays as its memory, and plain functions of two arguments, a
+`View` of the step and that memory. They read the view, update the memory and write their decisions
+into the view. The engine's loop calls them through hooks (`Asking`): as machine code where they
+compile, as Python where they do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,67 +36,67 @@ from specsim.profile.step_time import Pricing
 
 
 class Shown(Protocol):
-    """A step, as the server sees it; lengths in tokens, times in seconds, flags 0 or 1."""
+    """Numbers of a whole step; lengths in tokens, times in seconds, flags 0 or 1."""
 
-    num_rows: int  # sequences that the view has rows of
-    num_decodes: int  # those that are not in mid-prefill
-    num_undrafted: int  # those that the drafter has left out
-    num_admitted: int  # those that the step admits for the first time
-    draft_tokens: int  # drafts that are in the step
-    accepted_tokens: int  # what was accepted of them; this and the next where it is learned from
-    output_tokens: int  # what the step emitted, bonus tokens included
+    num_rows: int  # sequences in the view
+    num_decodes: int  # of those, not in mid-prefill
+    num_undrafted: int  # of those, no longer served by the drafter
+    num_admitted: int  # of those, admitted by this step for the first time
+    draft_tokens: int  # draft tokens in the step
+    accepted_tokens: int  # draft tokens accepted; in `observe` only
+    output_tokens: int  # tokens emitted, bonus tokens included; in `observe` only
     now: float  # when the step was scheduled
-    num_running: int  # sequences that run, those included that the step leaves out
-    free_slots: int  # room for drafts, where `decide` is asked
-    context_tokens: int  # of the step that is running, as in `StepLoad`, like the next three
+    num_running: int  # running sequences, including those that are not in this step
+    free_slots: int  # room for drafts, as in `BatchView`; in `decide` only
+    context_tokens: int  # load of the step, as in `StepLoad`, like the next three
     batched_tokens: int
     num_requests: int
     prefill_tokens: int
-    next_context_tokens: int  # what is read if the next step decodes one token of each
-    target_time: float  # of the forward pass; this and the next two where it is learned from
-    draft_time: float  # that it took to make the drafts that it verified
-    overhead_time: float
-    max_draft_len: int  # longest draft that may be asked for
-    width: int  # tokens of the longest draft whose confidences are shown
-    has_found: int  # whether `decide` is shown those that a lookup has found for the next step
-    alpha: float  # said: the acceptance rate that it believes in, for timelines
-    may_drop: int  # said: whether `drop` is to be asked in steps that read no prompts, too
-    may_stop: int  # said: whether `stop` is to be asked
-    stop_len: int  # said by `stop`: tokens after which all drafts end, if not before
+    next_context_tokens: int  # context tokens if the next step decodes one token per sequence
+    target_time: float  # of the forward pass; in `observe` only, like the next two
+    draft_time: float  # to make the drafts that the step verified
+    overhead_time: float  # of the engine's own work, for which the GPU waited
+    max_draft_len: int  # longest draft that the policy may ask for
+    width: int  # longest draft whose confidences are shown
+    has_found: int  # whether `decide` is shown drafts that a lookup has found for the next step
+    alpha: float  # set by the policy: its estimate of alpha, for timelines
+    may_drop: int  # set by the policy: whether to call `drop` in steps that read no prompts, too
+    may_stop: int  # set by the policy: whether to call `stop`
+    stop_len: int  # set by `stop`: longest length of any draft of this step
 
 
 class View(NamedTuple):
-    """The sequences of a step in scheduling order, one row each, and what is decided about them."""
+    """The sequences of a step in scheduling order, one row each, and the policy's decisions."""
 
     step: Rows[Shown]
     """One row."""
     requests: Ints
     prompt_lens: Ints
     known_lens: Ints
-    """As in `BatchView`."""
+    """Prompt and output tokens known at the time of the decision, as in `BatchView`."""
     in_prefill: Flags
     is_undrafted: Flags
     is_admitted: Flags
     draft_lens: Ints
-    """Drafts in the step; of drafts whose confidences are shown, their lengths; where it is learned
-    from, those that were verified."""
+    """Draft tokens in the step; in `observe`, those verified; in `stop`, and in `decide` if
+    `has_found`, the drafts for the next step, whose confidences are shown."""
     accepted_lens: Ints
     confidences: Floats
-    """Shape (size, width), row after row: the drafter's probability of each token, 0 beyond the
-    end."""
+    """The drafter's probability of each draft token, 0 beyond the end of a draft; shape
+    (num_rows, width), flattened row by row."""
     lens: Ints
-    """Said: how much each sequence is to draft, or (`verify`) how many of its drafts to verify."""
+    """Set by the policy: tokens to draft for each sequence; in `verify`, draft tokens to verify."""
     let_go: Flags
-    """Said by `drop`: whom the drafter serves no more."""
+    """Set by `drop`: sequences that the drafter stops serving for good."""
     pricing: Annotated[Any, Pricing]
 
 
 @inner
 def common_len(view: View) -> int:
-    """Return the mean of the lengths of those that decode and are drafted for, at least 1 if any.
+    """Return the mean of `view.lens`, rounded, over the sequences that decode and are drafted for.
 
-    A step scheduled ahead has one length (vLLM 0.32.0 ``v1/core/sched/output.py
-    SchedulerOutput.num_spec_tokens_to_schedule``).
+    At least 1 unless all are 0. Under asynchronous scheduling vLLM has one draft length per step
+    (0.32.0 ``v1/core/sched/output.py SchedulerOutput.num_spec_tokens_to_schedule``).
     """
     num, tokens = 0, 0
     for row in range(view.step[0].num_rows):
@@ -107,20 +107,20 @@ def common_len(view: View) -> int:
 
 
 class Asking(NamedTuple):
-    """How the engine's loop asks a policy; nothing is there that it has no function for."""
+    """The hooks by which the engine's loop calls a policy; None where it has no such function."""
 
     decide: Hook | None = None
     stop: Hook | None = None
     verify: Hook | None = None
     drop: Hook | None = None
     observe: Hook | None = None
-    prefix: Hook | None = None  # how many that run the next step may hold
+    prefix: Hook | None = None  # sets how many running sequences the next step may hold
 
 
 class _Both(NamedTuple):
     seen: Any
     memory: Any
-    has_raised: Hook | None  # called where machine code has
+    has_raised: Hook | None  # called after machine code has raised an error
 
 
 VIEW_TYPES = types_of(View)
@@ -134,9 +134,9 @@ Act = Callable[[Any, Any], None]
 
 
 def row_of(kind: type, policy: BaseModel | None = None, /, **values: float) -> NDArray[Any]:
-    """Return a record array of one row with the fields of a class, 0 but for these.
+    """Return a record array of one row with the fields of `kind`.
 
-    And but for those that a policy has, too, under the same name.
+    A field takes its value from `values`, else from the policy's field of the same name, else 0.
     """
     row = np.zeros(1, dtype=record_of(kind))
     shared = row.dtype.fields.keys() & type(policy).model_fields if policy is not None else ()
@@ -146,7 +146,7 @@ def row_of(kind: type, policy: BaseModel | None = None, /, **values: float) -> N
 
 
 def no_view(most: int, longest: int) -> View:
-    """Return room for steps of so many sequences with drafts of so many tokens."""
+    """Return an empty view for steps of up to `most` sequences with drafts up to `longest`."""
     desk = Desk(View, step=_no_step(longest), pricing=Desk(Pricing), confidences=most * longest + 1)
     return desk.fit(most)
 
@@ -158,27 +158,27 @@ def _no_step(longest: int) -> Any:
 
 
 ROOMS = ("specsim.latency.form", "specsim.profile.step_time", "specsim.policies.parts")
-"""Modules and packages whose functions loops over a view may call."""
+"""Modules and packages whose functions the loops of a policy may call."""
 
 
 class Loops:
-    """The functions of a policy over a `View` and what it remembers.
+    """The functions of a policy, each called with a `View` and the policy's memory.
 
-    They use numbers and arrays (`specsim.core.compiled.may_allocate`), and functions that they call
-    are marked as `specsim.core.compiled.inner`. All stand in one module, at its top.
+    They may use numbers and arrays (`specsim.core.compiled.may_allocate`), and call functions that
+    are marked as `specsim.core.compiled.inner`. All stand at the top level of one module.
 
     Args:
-        memory: A `NamedTuple` of arrays. A field of the name of one of the view is the view's.
-        decide: Says in `lens` how much each sequence drafts at the end of the step.
-        stop: Says in `stop_len` after how many tokens the drafter stops, by their confidences, and
-            may cut `lens` besides, where drafts end one by one.
-        verify: Says in `lens` how many drafts of each sequence the step verifies.
-        drop: Says in `let_go` whom the drafter lets go of for good; in steps that read prompts, and
-            where it `may_drop`.
-        observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`:
-            only sequences that emitted tokens.
-        rooms: Other modules of specsim than `ROOMS` whose functions they call; when one changes,
-            they are compiled again.
+        memory: A `NamedTuple` of arrays. A field named like one of the view is that of the view.
+        decide: Sets `lens`: the tokens to draft for each sequence at the end of the step.
+        stop: Sets `stop_len`, after which the drafter stops for all sequences, by the confidences
+            of the tokens; may also cut `lens`, so that each draft ends at its own length.
+        verify: Sets `lens`: how many draft tokens of each sequence the step verifies.
+        drop: Sets `let_go`: sequences that the drafter stops serving for good. Called in steps that
+            read prompts, and in others where `may_drop` is set.
+        observe: Learns from a step that has ended. The view has fewer rows than in `decide`: only
+            sequences that emitted tokens.
+        rooms: Modules besides `ROOMS` whose functions the loops call; when one changes, they are
+            compiled again.
     """
 
     def __init__(
@@ -199,12 +199,12 @@ class Loops:
 
     @property
     def are_compiled(self) -> bool:
-        """Whether they are machine code, which is made when this is first asked."""
+        """Whether all loops are machine code; compiles them at the first access."""
         return all(loop.is_compiled for loop in self.loops.values())
 
     @contextmanager
     def as_python(self) -> Iterator[None]:
-        """Let what is bound meanwhile run as Python, where an index out of range is an error."""
+        """Bind loops as Python inside this context, where an index out of range raises."""
         for loop in self.loops.values():
             loop.may_compile = False
         try:
@@ -215,7 +215,7 @@ class Loops:
 
 
 def _of_both(function: Act) -> Callable[[Any], int]:
-    """Return a function as one of a tuple of both arguments."""
+    """Return `function` as a function of one argument, the tuple of its two."""
     act = inner(function)
 
     def both(both: Any) -> int:
@@ -227,7 +227,7 @@ def _of_both(function: Act) -> Callable[[Any], int]:
 
 
 def _raise(loop: Loop, seen: Any, memory: Any) -> int:
-    """Raise what a loop does in Python, once its machine code has raised, which knows no text."""
+    """Run a loop again as Python, to raise its error with a message, which machine code lacks."""
     with catch_warnings():
         filterwarnings("error", "invalid value encountered in cast")  # of arrays numpy only warns
         loop.function(as_records(_Both(seen, memory, None)))
@@ -238,17 +238,18 @@ def _raise(loop: Loop, seen: Any, memory: Any) -> int:
 
 
 class LoopMemory:
-    """What a policy with loops remembers of one replica, and how Python asks it.
+    """The memory of a `LoopPolicy` for one replica, with its loops bound to it.
 
-    The engine's loop asks it without Python where all that it is shown lies in tables.
+    The engine's loop calls the loops directly where tables hold all that they are shown; else
+    `LoopPolicy` shows each step (`show`) and runs them (`run`).
 
     Args:
-        loops: Of the policy.
-        call: What calls them where they are Python, so that it is known whose they are.
-        server: What `Policy.start` was told.
-        pricing: What steps take.
-        fields: Of its memory, as a `Desk` is given them; what is not given is scratch with room for
-            all drafts of a step.
+        loops: The loops of the policy.
+        call: Calls a loop that runs as Python, so that an error names the policy.
+        server: The argument of `Policy.start`.
+        pricing: The cost model, from which loops compute step times.
+        fields: Fields of the memory, as for a `Desk`; a field that is missing becomes scratch with
+            room for all draft tokens of a step.
     """
 
     def __init__(
@@ -266,14 +267,17 @@ class LoopMemory:
         self._types = loops.loops["decide"].types
         self.desk: Desk[Any] = Desk(loops.memory, **fields)
         self.step = _no_step(longest)
-        """One row, in which the loops say what they say of a whole step."""
+        """One row: the view's `Shown`, with the loops' answers that concern a whole step."""
         self._views = Desk(View, step=self.step, pricing=pricing)
         self._room = self._num_requests = -1
         self._bound: dict[str, Hook] = {}
         self._shown: BatchView | None = None
 
     def bind(self, view: View, most: int, num_requests: int) -> dict[str, Hook]:
-        """Return the loops over a view, for steps of so many of so many requests at most."""
+        """Return the loops bound to `view`, for steps of up to `most` sequences.
+
+        `num_requests` bounds the requests' indices.
+        """
         requests = np.array([num_requests - 1], dtype=np.int64)
         room = most * self._longest
         view = view._replace(pricing=self._pricing.made(room, requests, {}))
@@ -291,7 +295,7 @@ class LoopMemory:
         }
 
     def show(self, batch: BatchView, drafts: DraftView | None = None) -> View:
-        """Return a view of its own with a step, and with such drafts."""
+        """Return the memory's own view, filled with a step and, if given, its drafts."""
         if drafts is None or batch is not self._shown:
             self._show_batch(batch)
         view = self._views.arrays
@@ -302,7 +306,7 @@ class LoopMemory:
         return view
 
     def show_outcome(self, outcome: StepOutcome) -> None:
-        """Show what became of the drafts of a step that has ended."""
+        """Fill the view with the outcome of a step that has ended."""
         view, num = self._of_requests(outcome.requests), len(outcome.requests)
         view.draft_lens[:num], view.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
         self._of_outcome[0] = (
@@ -315,7 +319,7 @@ class LoopMemory:
         )
 
     def run(self, verb: str) -> None:
-        """Run one of the loops over what is shown."""
+        """Run one of the loops over the view as last filled."""
         self._bound[verb]()
 
     def _show_batch(self, batch: BatchView) -> None:
@@ -341,7 +345,7 @@ class LoopMemory:
         self._shown = batch
 
     def _of_requests(self, requests: Ints) -> View:
-        """Return the view with room for a step's requests, and these."""
+        """Return the view with the requests of a step in it, enlarged if they do not fit."""
         num = len(requests)
         largest = int(np.maximum.reduce(requests, initial=0)) + 1
         if num > self._room or largest > self._num_requests:

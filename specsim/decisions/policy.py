@@ -1,8 +1,8 @@
-"""What every policy decides, and what it may know.
+"""The base classes of policies: what a policy decides, and what it may know.
 
 A policy sees what a server could see: how many sequences a step holds, how long they are, what was
-accepted so far, and the cost model. The length of an answer and the fate of a draft are the future;
-only `OraclePolicy` gets at them.
+accepted so far, and the cost model. The output length of a request and how much of a draft will be
+accepted lie in the future; only an `OraclePolicy` is told.
 """
 
 from abc import abstractmethod
@@ -30,68 +30,66 @@ Memory = TypeVar("Memory", default=Any)
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """The acceptance model, as one knows it who knows its state, but not the luck."""
+    """The acceptance model and its state, without the random draws that decide each token."""
 
     rates: Rates
     known_share: float = 0.0
-    """Share of the variance that the state leaves which the drafter's confidences explain."""
+    """Share of the variance in acceptance, given the state, that confidences explain, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """What a policy may know of the server before the first request."""
+    """What a policy is told about the server before the first request."""
 
     max_draft_len: int
-    """Longest draft that it may ask for, tokens; nodes of a tree."""
+    """Longest draft that the policy may ask for, tokens; for trees, most nodes."""
     step_time: Callable[[StepLoad, int | list[int] | Ints | Tree | list[Tree]], float]
-    """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
+    """Seconds of a step with this load, including drafting the given tokens per sequence."""
     step_times: Callable[[StepLoad, Ints, int | list[int] | Ints], NDArray[np.float64]]
-    """The same for many numbers of batched tokens at once, which replace those of the load."""
+    """`step_time` for each number of batched tokens in an array, in place of the load's own."""
     verify_time: float = 0.0
     """Seconds of a step that decodes one sequence of 512 tokens and drafts nothing."""
     pass_times: tuple[float, ...] = ()
-    """Seconds that each drafter takes per token of one such sequence."""
+    """Seconds that each drafter takes per draft token of one sequence of 512 tokens."""
     drafts_by_model: bool = True
-    """Whether a model drafts, for which length costs time, or a lookup, for which it does not."""
+    """True if a model drafts (a longer draft takes longer), False for a lookup (it does not)."""
     prompt_token_ids: Callable[[int], Iterable[int]] = lambda _: ()
-    """Prompt of a request, by its index; only for a policy that says `uses_tokens`."""
+    """Returns the prompt of a request by its index; only for a policy that sets `uses_tokens`."""
     oracle: Oracle | None = None
-    """The future; None except for an `OraclePolicy`."""
+    """What the future holds; None except for an `OraclePolicy`."""
     model: ModelView | None = None
-    """The present; None except for a policy that extends `KnowsModel`."""
+    """The acceptance model; None except for a policy that extends `KnowsModel`."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    """For a policy that draws: its own stream, the same in every run of one seed."""
+    """Random stream for this policy alone: the same draws in every run of one seed."""
     tpot_slo: float | None = None
     """The experiment's limit on time per output token, seconds."""
     drafts_at_one_cost: bool | None = None
-    """Whether a step that drafts takes equally long whatever the length of the drafts; None: not
-    known."""
+    """Whether drafting takes the same time whatever the length of the drafts; None if unknown."""
     plain_time: Callable[[StepLoad], float] | None = None
-    """Seconds that a step of this load takes where no drafter runs, not even to keep up with what
-    the target reads; None: that is not known."""
+    """Seconds of a step with this load where no drafter runs, not even to add the target's new
+    tokens to its own KV cache; None if unknown."""
     has_confidences: bool = True
-    """Whether it is known in time how sure the drafter is of a token."""
+    """Whether the drafter's confidences are known before the policy has to decide."""
     max_depth: int = 0
-    """Most tokens along a path of a tree: ``num_speculative_tokens``."""
+    """Most tokens on a path from a tree's root to a leaf: ``num_speculative_tokens``."""
     drafts_alike: bool = False
-    """Whether the engine drafts equally many tokens for all sequences, as vLLM does where it
-    schedules asynchronously."""
+    """Whether all sequences get drafts of one length, as in vLLM with asynchronous scheduling."""
     answers: Desk[Pricing] | None = None
-    """What loops ask for the times of steps in place of Python; None: nothing."""
+    """Cost model for loops that `specsim.reality.vllm` measures; None: see `pricing_of`."""
 
     @property
     def pricing(self) -> Desk[Pricing] | None:
-        """What steps take as numbers, if loops can work it out from them."""
+        """The cost model as arrays from which compiled loops compute step times, or None."""
         return getattr(self.step_times, "pricing", None)
 
 
 class Policy(Member, Generic[Memory]):
     """Decides, at every step, how many tokens to draft for each sequence.
 
-    A policy itself never changes. One that remembers returns its memory from `start`, and the
-    engine hands it back at every call as `memory`, so that no run leaks into the next. What is in
-    the brackets of its base, `Policy[MyMemory]`, is for type checkers alone; without a `start` of
-    its own a policy is a `Policy[ServerView]`.
+    A policy object never changes. State lives in the memory that `start` returns, which the engine
+    passes to every other call, so that no run leaks into the next. The type in brackets,
+    `Policy[MyMemory]`, is for type checkers alone; a policy without a `start` of its own is a
+    `Policy[ServerView]`.
     """
 
     kind: str
@@ -102,34 +100,34 @@ class Policy(Member, Generic[Memory]):
     # What it needs
 
     needs_sync: ClassVar[Literal[False, True, "by default"]] = False
-    """Whether it must see the outcome of a step before the next is scheduled. "by default": it
-    decides best so; where ``engine.async_scheduling`` is set, it learns outcomes a step late, and
-    is shown no confidences."""
+    """Whether a step's outcome must be known before the next step is scheduled. "by default": this
+    is preferred, but with ``engine.async_scheduling`` the policy runs all the same, learns each
+    outcome one step late, and is shown no confidences."""
     uses_tokens: ClassVar[bool] = False
-    """Whether it wants to see token ids, which the workload must then have."""
+    """Whether the policy reads token ids; the workload must then have them."""
     uses_confidences: ClassVar[Literal[False, True, "if known"]] = False
-    """Whether it wants to know how sure the drafter was of each token, which nobody does who
-    schedules asynchronously. "if known": it can do without."""
+    """Whether the policy reads the drafter's confidence in each draft token, which is never known
+    under asynchronous scheduling. "if known": the policy works without them, too."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return the longest draft that it will ever ask for, in tokens.
+        """Return the longest draft that the policy will ever ask for, tokens.
 
-        The engine is set up for it: look-ahead slots, padding, and whether it speculates at all.
+        It sets the engine's look-ahead slots and padding; 0 turns speculation off.
 
         Raises:
-            ValueError: It would exceed the configured limit.
+            ValueError: It would exceed `num_speculative_tokens`, the configured limit.
         """
         return num_speculative_tokens
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether `draft_lens` is asked at every step; if not, drafts always are the longest."""
+        """Whether `draft_lens` is called at every step; if not, every draft has maximal length."""
         return True
 
     # What it remembers
 
     def start(self, server: ServerView) -> Memory:
-        """Return a fresh memory for one replica of one run."""
+        """Return the memory of one replica at the start of a run; by default `server` itself."""
         return cast(Memory, server)
 
     # How much is drafted
@@ -140,58 +138,57 @@ class Policy(Member, Generic[Memory]):
     ) -> int | Ints | list[int] | Tree | list[Tree]:
         """Return how many tokens to draft at the end of a step, to be verified in the next.
 
-        Called once a step, after scheduling, where vLLM decides it
-        (``v1/core/sched/scheduler.py schedule``).
+        Called once a step, after scheduling, as in vLLM (``v1/core/sched/scheduler.py schedule``).
 
         Returns:
-            Tokens for every sequence alike, or one length per sequence in the batch's order; of a
-            policy that extends `DraftsTrees` trees instead.
+            One length for all sequences, tokens, or one per sequence, shape (batch.size,); from a
+            policy that extends `DraftsTrees`, one tree or one per sequence.
         """
 
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: Memory) -> int | Ints | None:
-        """Return after how many tokens the drafter stops, for all or for each; None: it does not.
+        """Return the tokens after which the drafter stops, for all or for each; None: no stop.
 
-        Called after `draft_lens` of a policy that `uses_confidences`, if the drafter knows any.
-        `drafts` are those asked for, also in mid-prefill, where they are ignored; whether a token
-        is drafted must depend on those before it alone.
+        Called after `draft_lens` for a policy that `uses_confidences`, if the drafter states them.
+        `drafts` has the lengths that `draft_lens` returned; those of sequences in mid-prefill are
+        ignored. Whether a token is drafted may depend only on the tokens of its draft before it.
         """
         return None
 
-    # What is verified of it, and whom the drafter serves
+    # How much is verified, and which sequences the drafter serves
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Memory) -> Ints | list[int]:
-        """Return how many drafts of each sequence to verify in a step; the rest is dropped.
+        """Return how many draft tokens of each sequence to verify; the rest are dropped.
 
-        Called after scheduling and before the forward pass, which gets shorter by what is
-        dropped: there vLLM trims (0.32.0 ``v1/worker/gpu/model_runner.py``), and there SmartSpec
-        has its verification length (Liu et al. 2024, algorithm 3, line 13).
+        Shape (batch.size,). Called after scheduling and before the forward pass, which the dropped
+        tokens make cheaper. vLLM trims drafts here (0.32.0 ``v1/worker/gpu/model_runner.py``), and
+        SmartSpec picks its verification length (Liu et al. 2024, algorithm 3, line 13).
         """
         return drafts.draft_lens
 
     def drops(self, batch: BatchView, memory: Memory) -> NDArray[np.bool_] | None:
-        """Return which sequences of a step the drafter lets go of for good, shape (batch.size,).
+        """Return which sequences the drafter stops serving for good, shape (batch.size,).
 
-        It reads nothing of theirs from this step on, not even of a prompt that begins in it, and
-        they are never drafted for again (SmartSpec, section 5; TurboSpec, listing 1). None: of
-        nobody. Asked in steps that admit somebody or read prompts, and where it `drops_now`.
+        From this step on it reads none of their tokens, not even a prompt that begins in this step,
+        and never drafts for them again (SmartSpec, section 5; TurboSpec, listing 1). None: no
+        sequence. Called in steps that admit requests or read prompts, and where `drops_now`.
         """
         return None
 
     def drops_now(self, memory: Memory) -> bool:
-        """Return whether `drops` may name anyone in any other step."""
+        """Return whether to call `drops` in a step that admits nothing and reads no prompt."""
         return True
 
     # What it learns
 
     def alpha_estimate(self, memory: Memory) -> float:
-        """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""
+        """Return the policy's estimate of alpha, which timelines show; NaN if it has none."""
         return nan
 
     def observe(self, outcome: StepOutcome, memory: Memory) -> None:
-        """Learn from a step that has ended: change the memory in place."""
+        """Learn from a step that has ended: change `memory` in place."""
 
     def overrides(self, method: Callable[..., Any]) -> bool:
-        """Return whether one of these methods is its own, so that it must be called."""
+        """Return whether this class overrides a method of `Policy`, which must then be called."""
         return getattr(type(self), method.__name__) is not method
 
 
@@ -200,30 +197,29 @@ class BySize(Policy[Memory]):
 
     @abstractmethod
     def lens_by_size(self, largest: int, memory: Memory) -> NDArray[np.int64] | None:
-        """Return the draft length by the number of sequences of a step.
+        """Return the draft length for each number of sequences in a step, shape (largest + 1,).
 
-        The engine looks it up, in an array of shape (largest + 1,), instead of calling
-        `draft_lens`; None: it calls that.
+        The engine reads this table instead of calling `draft_lens`. None: it calls `draft_lens`.
         """
 
 
 class DraftsTrees(Policy[Memory]):
     """Base of the policies that ask for trees: one for all sequences, or one for each.
 
-    Only a proposer that drafts several candidates can serve it. Here `max_draft_len` means nodes,
-    and ``num_speculative_tokens`` limits depth.
+    Needs a proposer that drafts several candidates per position. `max_draft_len` counts nodes here;
+    ``num_speculative_tokens`` limits the depth.
     """
 
     needs_sync: ClassVar[bool] = True
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates per node `BatchView.candidates` tells of; 0: it is not asked."""
+        """Candidates per node in `BatchView.candidates`; 0: the policy does not need them."""
         return 0
 
     @abstractmethod
     def draft_lens(self, batch: BatchView, memory: Memory) -> Tree | list[Tree]:
-        """Return the tree to draft at the end of a step: for every sequence alike, or for each."""
+        """Return the tree to draft at the end of a step: one for all sequences, or one for each."""
 
 
 class PicksDrafter(Policy[Memory]):
@@ -231,19 +227,19 @@ class PicksDrafter(Policy[Memory]):
 
     @abstractmethod
     def choose_drafter(self, request: int, prompt_len: int, memory: Memory) -> int:
-        """Return which of ``speculative_config.models`` drafts for a request that arrives."""
+        """Return the index in ``speculative_config.models`` of an arriving request's drafter."""
 
 
 class PicksSource(Policy[Memory]):
-    """Base of those that decide between a lookup and the drafter that stands behind it."""
+    """Base of the policies that choose between a lookup's draft and a fallback drafter's."""
 
     @abstractmethod
     def uses_lookup(
         self, scores: NDArray[np.float64], memory: Memory
     ) -> NDArray[np.bool_] | list[bool]:
-        """Return whether each of the lookup's drafts of a step is used; else the fallback drafts.
+        """Return, for each sequence, True to use the lookup's draft, False for the fallback's.
 
-        Scores are the accepted lengths that the lookup expects of its drafts, in tokens.
+        `scores` are the accepted lengths that the lookup expects of its drafts, tokens.
         """
 
 
@@ -252,35 +248,35 @@ class PicksPrefix(Policy[Memory]):
 
     @property
     def picks_prefix(self) -> bool:
-        """Whether `prefix_size` is to be asked."""
+        """Whether `prefix_size` is called."""
         return True
 
     @abstractmethod
     def prefix_size(self, known_lens: Ints, memory: Memory) -> int:
-        """Return how many of the running sequences the next step holds at most, first come first.
+        """Return how many running sequences the next step may hold, in order of admission.
 
-        Those behind wait, with their KV blocks (SmartSpec, algorithm 2, line 2). `known_lens` are
-        the tokens of each running sequence, in order of admission.
+        Those behind wait but keep their KV blocks (SmartSpec, algorithm 2, line 2). `known_lens`
+        are the prompt and output tokens of each running sequence, in order of admission.
         """
 
 
 class KnowsModel(Policy[Memory]):
-    """Base of bounds that are told the acceptance model and its state, as no server could be."""
+    """Base of bounds that are told the acceptance model and its state, which no server knows."""
 
 
 class OraclePolicy(Policy[Memory]):
-    """Base of the policies that know the future; their names contain "oracle"."""
+    """Base of bounds that know the future (`ServerView.oracle`); their names contain "oracle"."""
 
     needs_sync: ClassVar[bool] = True
 
 
 def is_bound(policy: object) -> bool:
-    """Return whether a policy knows what no server does: others are held against it."""
+    """Return whether a policy knows more than a server can: a bound to measure others against."""
     return isinstance(policy, OraclePolicy | KnowsModel)
 
 
 def pricing_of(server: ServerView) -> Desk[Pricing]:
-    """Return what steps take as loops see it: by numbers, or by asking Python."""
+    """Return the cost model in the form that loops use: arrays, or else a hook into Python."""
     if server.answers is not None:
         return server.answers
     if server.pricing is not None and server.plain_time is not None:
@@ -294,7 +290,7 @@ def pricing_of(server: ServerView) -> Desk[Pricing]:
             pricing.answer[0] = server.plain_time(step)
             return
         drafts = 0 if is_plain else load[4]
-        if drafts and load[5] < drafts * load[2]:  # those of one token, of two, ...
+        if drafts and load[5] < drafts * load[2]:  # the drafts differ in length
             nums = -np.diff(pricing.rows[:drafts], append=0)
             drafts = np.repeat(np.arange(1, drafts + 1), nums)
         if num == 1:
@@ -308,27 +304,27 @@ def pricing_of(server: ServerView) -> Desk[Pricing]:
 
 
 class LoopPolicy(Policy[LoopMemory]):
-    """Base of the policies that are loops: functions over arrays, which the engine's loop calls.
+    """Base of the policies written as loops: compilable functions over arrays.
 
-    Everything that it decides is one of its `loops`; `start` returns what `remember` makes of the
-    fields of its memory.
+    Every decision is one of `loops`, which the engine's loop calls; `start` returns `remember(...)`
+    with the arrays of the memory.
     """
 
     loops: ClassVar[Loops]
 
     @property
     def is_asked_in_loops(self) -> bool:
-        """Whether it is asked by them alone: not where a class above has methods of its own."""
+        """Whether `loops` alone decide: False if a subclass overrides a method of `LoopPolicy`."""
         own = {"draft_lens", "stop_len", "verify_lens", "drops", "drops_now"}
         own |= {"alpha_estimate", "observe"}
         return all(getattr(type(self), name) is getattr(LoopPolicy, name) for name in own)
 
     def remember(self, server: ServerView, **fields: Any) -> LoopMemory:
-        """Return a memory with such fields: arrays, `PerRequest`, sizes, `Desk`."""
+        """Return a memory with these fields, each an array, `PerRequest`, size or `Desk`."""
         return LoopMemory(self.loops, self._call, server, pricing_of(server), **fields)
 
     def _call(self, loop: Callable[[], int]) -> None:
-        """Run a loop that is Python; whoever looks for whom to blame finds `self` here."""
+        """Run a loop as Python; `self` in this frame lets an error name the policy at fault."""
         loop()
 
     def draft_lens(self, batch: BatchView, memory: LoopMemory) -> Ints:
@@ -339,7 +335,7 @@ class LoopPolicy(Policy[LoopMemory]):
     def stop_len(
         self, batch: BatchView, drafts: DraftView, memory: LoopMemory
     ) -> int | Ints | None:
-        """Return after how many tokens each draft ends; the number it is refused for, if any."""
+        """Return where each draft ends; an invalid `stop_len` as is, for the caller to refuse."""
         may_stop = "stop" in self.loops.loops and memory.step["may_stop"][0]
         if not may_stop or not drafts.draft_lens.any():
             return None
@@ -367,7 +363,7 @@ class LoopPolicy(Policy[LoopMemory]):
         return let_go if let_go.any() else None
 
     def drops_now(self, memory: LoopMemory) -> bool:
-        """Return whether it said last that it may."""
+        """Return the flag `may_drop` that the loops last set."""
         return bool(memory.step["may_drop"][0])
 
     def alpha_estimate(self, memory: LoopMemory) -> float:
@@ -398,7 +394,7 @@ def check_proposer(policy: Policy, proposer: Proposer) -> None:
 
 
 def _wrong_drafters(policy: Policy, proposer: Proposer) -> Iterator[str]:
-    """Yield why it does not go with the number of drafters."""
+    """Yield why the policy does not fit the proposer's number of drafters, if so."""
     num_drafters, method = len(proposer.cost_keys), f"method '{proposer.method}'"
     picks_source, picks_drafter = isinstance(policy, PicksSource), isinstance(policy, PicksDrafter)
     if proposer.has_fallback and not picks_source:
@@ -424,7 +420,7 @@ def _wrong_drafters(policy: Policy, proposer: Proposer) -> Iterator[str]:
 
 
 def _wrong_drafts(policy: Policy, proposer: Proposer) -> Iterator[str]:
-    """Yield why it does not go with what is drafted, and with what is known of that."""
+    """Yield why the policy does not fit the proposer's trees and confidences, if so."""
     method, drafts_trees = f"method '{proposer.method}'", isinstance(policy, DraftsTrees)
     if drafts_trees and (not proposer.drafts_trees or proposer.drafts_at_once):
         yield (

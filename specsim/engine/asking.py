@@ -1,9 +1,9 @@
-"""Asking: what a policy is shown of a step, when it is asked, and what its answers do.
+"""Asking: what a policy is shown of a step, when it is called, and what its answers do.
 
-By hooks, behind which are the loops of a policy or, where it is in Python,
-`specsim.engine.speculation`. Each verb returns whether all is well: not where the policy has
-raised, or said what nobody can do. Views are gathered for both: a column of `sequences` is a number
-in every few hundred bytes, and numpy takes longer to collect it than most policies take to decide.
+It is called through hooks: behind them are the loops of the policy or, for a policy in Python,
+`specsim.engine.speculation`. Each function returns False if the policy raised an error or gave an
+answer that is not allowed. The view is gathered here for both kinds of policies, since collecting a
+column of `sequences`, with a stride of some hundred bytes, is slow in numpy.
 """
 
 from specsim.core.compiled import has, inner, run
@@ -11,12 +11,12 @@ from specsim.core.draft_luck import level_of
 from specsim.decisions.loops import common_len
 from specsim.engine.table import FINISHED, Table
 
-MOST_EMPTY_STEPS = 10_000  # in a row; a step that can run nothing is followed by one that can
+MOST_EMPTY_STEPS = 10_000  # in a row, after which the run counts as stuck
 
 
 @inner
 def trim(table: Table) -> bool:
-    """Settle what a scheduled step verifies, and whom the drafter will never serve."""
+    """Ask which sequences of a scheduled step the drafter drops, and how much is verified."""
     asking, limits, current = table.asking, table.limits[0], table.state[0].current
     step, shown = table.steps[current], table.seen.step[0]
     drops = limits.leaves_out and has(asking.drop) and (step.prefill_tokens or shown.may_drop)
@@ -40,7 +40,7 @@ def trim(table: Table) -> bool:
 
 @inner
 def _verify(table: Table) -> bool:
-    """Cut drafts to what of them is to be verified."""
+    """Ask for the verification lengths, and cut the drafts and the load of the step to them."""
     view, current = table.seen, table.state[0].current
     step, shown = table.steps[current], view.step[0]
     shown.context_tokens = step.own_context_tokens
@@ -66,7 +66,7 @@ def _verify(table: Table) -> bool:
 
 @inner
 def decide(table: Table) -> bool:
-    """Ask for as many drafts as it says."""
+    """Ask the policy for draft lengths, and set them in the entries of the step."""
     limits, state, view = table.limits[0], table.state[0], table.seen
     look(table, bool(limits.asks_last))
     shown, longest = view.step[0], limits.max_draft_len
@@ -101,12 +101,12 @@ def decide(table: Table) -> bool:
 
 @inner
 def _stop(table: Table) -> bool:
-    """Cut all drafts where the drafter is to stop."""
+    """Show the confidences of the drafts, and cut them where the policy stops the drafter."""
     view = table.seen
     shown = view.step[0]
     for place in range(shown.num_rows):
         if view.lens[place] < 0 or view.lens[place] > shown.max_draft_len:
-            return False  # there is no room for so many confidences
+            return False  # a length that is not allowed, beyond the room for confidences
         is_out = view.in_prefill[place] or view.is_undrafted[place]
         view.draft_lens[place] = 0 if is_out else view.lens[place]
     state_confidences(table)
@@ -121,7 +121,7 @@ def _stop(table: Table) -> bool:
 
 @inner
 def learn(table: Table) -> bool:
-    """Show it what became of the drafts of a step, to learn from."""
+    """Show the policy the outcome of a step, to learn from."""
     current, view = table.state[0].current, table.seen
     shown, step = view.step[0], table.steps[current]
     if not has(table.asking.observe) or not step.num_requests:
@@ -140,7 +140,7 @@ def learn(table: Table) -> bool:
     shown.output_tokens = accepted_tokens + num
     shown.target_time, shown.draft_time = step.target_time, step.verified_draft_time
     shown.overhead_time = step.overhead_time
-    if table.limits[0].depth > 1:  # while the step before was on the GPU
+    if table.limits[0].depth > 1:  # overhead overlaps with the step before on the GPU
         shown.overhead_time = max(step.overhead_time - step.target_time - step.draft_time, 0.0)
     _show_step(table)
     return not run(table.asking.observe)
@@ -148,7 +148,7 @@ def learn(table: Table) -> bool:
 
 @inner
 def state_confidences(table: Table) -> None:
-    """Show how sure the drafter is of each token of the drafts that are shown."""
+    """Fill in the confidences of the drafts in `view.draft_lens`, and their width."""
     view, width = table.seen, 0
     for place in range(view.step[0].num_rows):
         width = max(width, view.draft_lens[place])
@@ -168,7 +168,7 @@ def state_confidences(table: Table) -> None:
 
 @inner
 def look(table: Table, is_verified: bool) -> None:
-    """Gather the sequences of the current step; if it is verified, with what it accepted."""
+    """Gather the sequences of the current step; if `is_verified`, accepted tokens are known."""
     current, view, leaves_out = table.state[0].current, table.seen, table.limits[0].leaves_out
     size = table.steps[current].num_requests
     decodes, known_tokens, undrafted, admitted, draft_tokens = 0, 0, 0, 0, 0

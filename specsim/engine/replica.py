@@ -1,4 +1,4 @@
-"""Replica: one engine, which goes on from one outside event to the next."""
+"""Replica: one engine with its own clock, which runs from one outside event to the next."""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -57,32 +57,32 @@ _AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails
 
 
 class Departure(NamedTuple):
-    """A request that a failed replica had not ended."""
+    """A request that was unfinished when its replica failed."""
 
     request: int
     arrived_at: float
     row: Record | None = None
-    """How far it had come; None if no engine had looked at it."""
+    """Its `table.Sequence` record, to resume from; None if no engine had looked at it yet."""
     requeues: int = 0
-    """Replicas that failed before they had looked at it."""
+    """Replicas that have failed while they held the request; used where `row` is None."""
 
 
 Handler = Callable[[], bool | None]
-"""A verb in Python; True: it waits for other ranks, and is done when they are there."""
+"""A verb in Python. It returns True if it must wait for other ranks and is not done yet."""
 
 
 class Replica:
-    """One replica.
+    """One replica: its table, the verbs of its steps, and its clock.
 
-    It has a clock of its own, which may be ahead of the event clock as long as nobody outside could
-    tell: `advance` lets it do whatever happens before an instant.
+    `advance` runs everything before an instant, so the replica's clock may be ahead of the event
+    clock, but never past an outside event that could change what it does.
 
     Args:
-        verbs: What whoever drives it does by itself, by verb, in place of what is done here: a real
-            model's forward pass, say, which takes time on a real clock.
-        group: What it goes on with.
-        on_notices: Told `specsim.engine.table.Notice`, before the ends of that time, of a replica
-            that `announces_ends`.
+        verbs: Replacements for single verbs, by number: for example the forward pass of a real
+            model, which takes time on a real clock.
+        group: The data-parallel ranks that this replica runs in lock-step with, if any.
+        on_notices: Called with records of `specsim.engine.table.Notice`, before the requests that
+            end at the same time are announced (`announces_ends`).
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class Replica:
         self.costs, self.facts = costs, wiring.facts
         self.verbs = PythonVerbs(ledger, costs, speculation, wiring)
         self.is_up = True
-        """Whether it has not failed."""
+        """False once the replica has failed."""
         self._wiring, self._group, self._on_notices = wiring, group, on_notices
         self._num_told = 0
-        """Requests in the buffer of results whose end has been told."""
+        """Rows of `requests_out` that `on_end` has been told of."""
         ledger.set(now=start, next_at=inf, gpu_free_at=start, origin=wiring.origin)
         self._handlers: dict[int, Handler] = {
             **self.verbs.handlers(),
@@ -122,7 +122,7 @@ class Replica:
         self._replace(order=np.array(order))
 
     def _replace(self, **arrays: NDArray[Any]) -> None:
-        """Put other arrays in the place of some of the table's."""
+        """Replace some arrays of the table."""
         self.ledger.replace(**arrays)
         state, arrivals = self.table.state, self.table.arrivals
         self._place, self._until = state["place"], state["until"]
@@ -133,7 +133,7 @@ class Replica:
         self._arrivals = tuple(arrivals[name] for name in names)
 
     def keep_state_in(self, states: Record, number: int) -> None:
-        """Keep the state in a row of those of all replicas, where others can see it."""
+        """Move the state into row `number` of `states`, which all replicas share."""
         state = states[number : number + 1]
         state[:] = self.table.state[:]
         self._replace(state=state)
@@ -142,7 +142,7 @@ class Replica:
 
     @property
     def table(self) -> Table:
-        """Everything about it, as it is now."""
+        """The arrays of the replica, up to date."""
         return self.ledger.table
 
     @property
@@ -152,7 +152,7 @@ class Replica:
 
     @property
     def num_running(self) -> int:
-        """Requests that run."""
+        """Running requests."""
         return self.ledger["num_running"]
 
     @property
@@ -164,42 +164,42 @@ class Replica:
 
     @property
     def now(self) -> float:
-        """Where its clock stands."""
+        """Time on the replica's clock, seconds."""
         return float(self._now[0])
 
     @now.setter
     def now(self, instant: float) -> None:
-        """Set it, from a verb of one's own that has taken time."""
+        """Set the clock, after a replaced verb has taken real time."""
         self._now[0] = instant
 
     @property
     def next_at(self) -> float:
-        """When it would go on by itself, or its group; infinite if it waits for requests."""
+        """When the replica or its group acts next by itself, seconds; inf if it has no requests."""
         return float(self._next_at[0]) if self._group is None else self._group.next_at
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it goes on with others."""
+        """Whether the replica runs in lock-step with others."""
         return self._group is not None
 
     @property
     def leader(self) -> "Replica":
-        """The replica as which the clock runs it: itself, or the first of its group."""
+        """The replica that the event clock runs: this one, or the first of its group."""
         return self if self._group is None else self._group.leader
 
     def advance(self, until: float) -> None:
-        """Do whatever happens before an instant; requests that arrive then may be submitted."""
+        """Run everything before the instant `until`; requests that arrive then may be submitted."""
         (self.go_on if self._group is None else self._group.advance)(until)
 
     def go_on(self, until: float) -> None:
-        """Do it without a group."""
+        """Run everything before `until`, without a group."""
         self._until[0] = until
         while (verb := self.ledger.run()) != WAITS:
             self._do(verb)
         self._has_waited()
 
     def answer(self, verb: int) -> None:
-        """Do what its loop has come back for, as a rank in lock-step."""
+        """Do the verb that the loop of a rank in lock-step has returned for."""
         if verb != WAITS:
             self._do(verb)
         self._has_waited()
@@ -220,29 +220,29 @@ class Replica:
             self._tell_ends()
 
     def finish(self) -> None:
-        """Do all that is left, and hand over the results; nothing can be done afterwards."""
+        """Run all requests to the end and hand over the results; the replica is then unusable."""
         self.advance(float("inf"))
         self.flush()
-        # Both refer to the replica, which would keep its table in memory.
+        # Handlers and hooks refer to the replica, a cycle that would keep its table in memory.
         self._handlers = {}
         self.ledger.replace(asking=Asking())
 
     def submit(self, request: int, at: float, external_len: int = 0) -> None:
-        """Take in a request that arrives at an instant that the replica has not passed.
+        """Take in a request that arrives at the instant `at`, not before the replica's clock.
 
-        The KV entries of `external_len` tokens, at most its prompt, can be loaded from elsewhere.
+        The KV entries of the first `external_len` prompt tokens can be loaded from elsewhere.
         """
         self._arrive(at, request, NO_ROW, external_len=external_len)
 
     def tell(self, kind: int, request: int, row: int, at: float) -> None:
-        """Take in what has become of a load, or of blocks that are kept, at an instant."""
+        """Take in news, at an instant, of a load or of blocks kept for others (`table.REQUEST`)."""
         self._arrive(at, request, row, kind)
 
     def forget_external(self, request: int) -> None:
-        """Let a request that waits compute its whole prompt: it cannot be loaded any more."""
+        """Let a waiting request compute its whole prompt: its KV entries are gone elsewhere."""
         sequences, arrivals = self.table.sequences, self.ledger.unseen
         is_mine = sequences["request"] == request
-        # The row of an arrival from another replica is not in the queue yet.
+        # Also FREE: the row of a request taken over from another replica is not queued yet.
         sequences["external_len"][is_mine & np.isin(sequences["status"], (FREE, WAITING))] = 0
         arrivals["external_len"][arrivals["request"] == request] = 0
 
@@ -283,7 +283,7 @@ class Replica:
         self._next_at[0] = min(self._next_at[0], at)
 
     def _make_room_for_arrivals(self, at: float) -> None:
-        """Take in what arrived before, drop it from the buffer, and double that if need be."""
+        """Drop queued requests from the arrivals buffer; double it if it is still half full."""
         self.advance(at)
         unseen, size = self.ledger.unseen, len(self.table.arrivals)
         arrivals: Any = zeros("arrivals", 2 * size if 2 * len(unseen) > size else size)
@@ -292,9 +292,9 @@ class Replica:
         self.ledger.set(first_arrival=0, num_arrivals=len(unseen))
 
     def fail(self) -> list[Departure]:
-        """Stop for good, and return what had not ended: what ran, as admitted, then what waited.
+        """Stop for good, and return the unfinished requests: running, loading, then waiting ones.
 
-        Steps in flight are lost, and so are all caches.
+        Steps in flight and all caches are lost.
         """
         self.is_up = False
         self.flush()
@@ -313,7 +313,7 @@ class Replica:
         return left
 
     def withdraw(self, request: int) -> bool:
-        """Drop a request whose client has gone; False if it is not here, or has ended."""
+        """Drop a request whose client has gone; False if it is unknown here, or has ended."""
         unseen = self.ledger.unseen
         is_new = (unseen["kind"] == REQUEST) & (unseen["request"] == request)
         for place in np.flatnonzero(is_new).tolist():
@@ -338,7 +338,7 @@ class Replica:
         return Departure(int(record["request"]), float(record["arrived_at"]), record)
 
     def _waiting_rows(self) -> list[int]:
-        """Return the rows that wait, the next one first."""
+        """Return the waiting rows in the order in which they would be admitted."""
         sequences = self.table.sequences
         facts = self.facts.rows
         if self.table.limits["by_priority"][0]:
@@ -354,22 +354,22 @@ class Replica:
         return rows_in_turn
 
     def slow_down(self, factor: float) -> None:
-        """Let every step that is scheduled from now on take `factor` times as long; 1 ends it."""
+        """Let every step scheduled from now on take `factor` times as long; 1 is normal speed."""
         self.ledger.set(slowness=factor)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request runs, or waits and has been looked at."""
+        """Whether a request runs, loads or waits; arrivals that are not queued yet do not count."""
         return bool(self.num_running or self.ledger["num_waiting"] or self.ledger["num_loading"])
 
     @property
     def next_arrival_at(self) -> float:
-        """When the next request arrives that has not been looked at; infinite if there is none."""
+        """When the next request arrives that is not queued yet, seconds; inf if there is none."""
         unseen = self.ledger.unseen
         return float(unseen["at"][0]) if len(unseen) else float("inf")
 
     def flush(self) -> None:
-        """Hand over the results that lie in the buffers."""
+        """Hand over the results in the buffers to `Wiring.records`."""
         self._tell_ends()
         for name in ("steps", "requests", "gaps", "seconds"):
             if num := self.ledger[f"{name}_len"]:
@@ -379,7 +379,7 @@ class Replica:
         self._num_told = 0
 
     def _tell_ends(self) -> None:
-        """Tell whoever wants to know which requests have ended since the last time."""
+        """Call `Wiring.on_end` with the requests that have ended since the last call."""
         self._tell_notices()
         num = self.ledger["requests_len"]
         if num == self._num_told:
@@ -393,7 +393,7 @@ class Replica:
             self._group.has_told()
 
     def _tell_notices(self) -> None:
-        """Tell whoever has to do something outside."""
+        """Call `on_notices` with the notices since the last call."""
         num = self.ledger["num_notices"]
         if not num:
             return

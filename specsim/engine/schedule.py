@@ -1,9 +1,9 @@
-"""Schedule: decide what the next step does, rule by rule as vLLM's scheduler.
+"""Schedule: decide what the next step does, by the rules of vLLM's scheduler.
 
 Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async_scheduler.py``, re-implemented from
-a description of their behaviour and compared step by step with recordings of the real one
-(``specsim parity``); for `prefill_first` vLLM 0.6 ``core/scheduler.py _schedule_default``. One
-text-only decoder model.
+a description of their behaviour and compared step by step with recordings of vLLM
+(``specsim parity``); for `prefill_first` vLLM 0.6 ``core/scheduler.py _schedule_default``. Only
+text-only decoder models are covered.
 """
 
 from math import nan
@@ -38,21 +38,21 @@ from specsim.engine.waiting import (
 )
 
 IN_VAIN = 4_000
-"""Preemptions without a token in between, from which on there will be no token any more.
+"""Preemptions in a row without an output token, after which the run counts as stuck.
 
-Where two requests have one priority and arrived at the very same instant, vLLM preempts whichever
-was admitted first: with too few blocks for both, they preempt each other in turn.
+Of two requests with equal priority and arrival time, vLLM preempts the one admitted first. With too
+few blocks for both, they preempt each other in turn for ever.
 """
 
 
 @inner
 def have_blocks(table: Table, row: int, end_len: int) -> bool:
-    """Preempt until the blocks of a sequence are there; False if it had to go itself."""
+    """Preempt until a sequence has its blocks; False if it was preempted itself, or must wait."""
     while not extend(table, row, end_len):
         victim = _victim(table)
         limits = table.limits[0]
         if limits.defers_frees and limits.spares_in_flight and is_in_flight(table, victim):
-            return False  # it would not give any blocks now
+            return False  # preempting it would free no blocks yet: a step in flight uses them
         _unschedule(table, victim)
         _preempt(table, victim)
         if victim == row:
@@ -62,7 +62,7 @@ def have_blocks(table: Table, row: int, end_len: int) -> bool:
 
 @inner
 def _victim(table: Table) -> int:
-    """Return the running row that is preempted next: the last, or the last by priority."""
+    """Return the running row to preempt next: admitted last, or last by priority."""
     by_priority = table.limits[0].by_priority
     found = NO_ROW
     for place in range(table.state[0].num_running - 1, -1, -1):
@@ -78,7 +78,7 @@ def _victim(table: Table) -> int:
 
 @inner
 def _gives_way(table: Table, row: int, other: int) -> bool:
-    """Return whether a row is preempted before another that was admitted later, by priority."""
+    """Return whether `row` is preempted before `other`, which was admitted later, by priority."""
     one, two = table.sequences[row], table.sequences[other]
     priority, least = table.facts[one.request].priority, table.facts[two.request].priority
     if priority != least:
@@ -88,7 +88,7 @@ def _gives_way(table: Table, row: int, other: int) -> bool:
 
 @inner
 def _unschedule(table: Table, row: int) -> None:
-    """Take a sequence back out that was scheduled earlier in this same call."""
+    """Remove a sequence from the step if it was scheduled earlier in this same call."""
     state = table.state[0]
     step = table.steps[state.current]
     place = 0
@@ -97,7 +97,7 @@ def _unschedule(table: Table, row: int) -> None:
     if place == step.num_requests:
         return
     if step.skips_drafts:
-        find_use_of_drafts(table, place, place + 1)  # it counts, as in vLLM, though it goes
+        find_use_of_drafts(table, place, place + 1)  # vLLM counts it although it is removed
     scheduled_len = table.entries[state.current, place].scheduled_len
     for later in range(place + 1, step.num_requests):
         table.entries[state.current, later - 1] = table.entries[state.current, later]
@@ -131,7 +131,7 @@ ADMITTED, PASSED, BLOCKED = range(3)
 
 @inner
 def take_in(table: Table) -> bool:
-    """Queue the requests that have arrived by now; False if there are not enough rows."""
+    """Queue the requests that have arrived by now; False if `sequences` has too few free rows."""
     state = table.state[0]
     while state.first_arrival < state.num_arrivals:
         arrival = table.arrivals[state.first_arrival]
@@ -143,7 +143,7 @@ def take_in(table: Table) -> bool:
             is_over = table.sequences[row].status == FINISHED
             take_news(table, row, arrival.kind)
             if is_over:
-                arrival.kind = BLOCKS_READ  # nothing comes of a load either
+                arrival.kind = BLOCKS_READ  # the request is over, so a load has no effect either
             state.first_arrival += 1
             continue
         if row == NO_ROW:
@@ -163,7 +163,7 @@ def take_in(table: Table) -> bool:
 def schedule(table: Table) -> None:
     """Fill in the current step and count its tokens as computed; it is empty if nothing can run."""
     limits, state = table.limits[0], table.state[0]
-    # It verifies what the step as many steps before as there are stages has drafted.
+    # The next slot of the ring holds the oldest step in it, whose drafts this step verifies.
     drafting_time = table.steps[(state.current + 1) % limits.depth].draft_time
     table.steps[state.current] = table.blank_step[0]
     step = table.steps[state.current]
@@ -209,7 +209,7 @@ def schedule(table: Table) -> None:
 
 @inner
 def _count_tokens(table: Table) -> None:
-    """Add up what the sequences of the step read; asynchronously, count output as in flight."""
+    """Add up the step's tokens; if asynchronous, count its output tokens as placeholders."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     context_tokens = batched_tokens = prefill_tokens = 0
@@ -230,11 +230,11 @@ def _count_tokens(table: Table) -> None:
 
 @inner
 def _defers_prefills(table: Table) -> bool:
-    """Return whether the step reads no prompts, so that decodes go on by themselves.
+    """Return whether this step reads no prompts (`prefill_schedule_interval`).
 
-    Not where nobody decodes, nor where the last step that might read prompts left some waiting.
-    vLLM 0.33.0 ``v1/core/sched/scheduler.py``: prefill cadence of an engine without ranks;
-    ``v1/engine/core.py DPEngineCoreProc._should_throttle_prefills``: of ranks, all at a time.
+    False where no sequence decodes, or where the last step that read prompts left some waiting.
+    vLLM 0.33.0 ``v1/core/sched/scheduler.py`` for one engine; for data-parallel ranks, which skip
+    the same steps, ``v1/engine/core.py DPEngineCoreProc._should_throttle_prefills``.
     """
     limits, state = table.limits[0], table.state[0]
     if limits.counts_passes:
@@ -251,7 +251,7 @@ def _defers_prefills(table: Table) -> bool:
 
 @inner
 def _piece_limit(table: Table) -> int:
-    """Return the longest piece that any sequence may get (vLLM: long prefill threshold)."""
+    """Return the most tokens that one sequence may get (vLLM: `long_prefill_token_threshold`)."""
     limits, state = table.limits[0], table.state[0]
     eligible = state.num_running + state.num_waiting + state.num_loading
     if eligible <= 1 and limits.lone_runs_whole:
@@ -264,7 +264,7 @@ def _piece_limit(table: Table) -> int:
 
 @inner
 def _schedule_running(table: Table) -> None:
-    """Give every running sequence, in order of admission, what it asks for and the step allows."""
+    """Schedule the running sequences in order of admission, as far as budget and blocks allow."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     slots, lookahead_len = limits.draft_slots, limits.lookahead_len
@@ -279,7 +279,7 @@ def _schedule_running(table: Table) -> None:
         computed_len = sequence.computed_len
         certain_len = computed_len + 2 - sequence.placeholder_len
         if sequence.placeholder_len and certain_len >= sequence.requested_len:
-            continue  # its end is already certain
+            continue  # the tokens in flight reach max_tokens, whatever is accepted
         if step.index < sequence.decodes_from:
             step.defers_decodes = 1
             continue
@@ -299,7 +299,7 @@ def _schedule_running(table: Table) -> None:
         end_len = computed_len + scheduled_len
         if end_len + lookahead_len > sequence.capacity_len and not have_blocks(table, row, end_len):
             if limits.passes_on and sequence.status != RUNNING:
-                continue  # it was its own victim
+                continue  # it has just been preempted itself
             break
         if end_len >= sequence.next_publish_len:
             publish(table, row, end_len)
@@ -319,7 +319,7 @@ def _schedule_running(table: Table) -> None:
 
 @inner
 def _schedule_waiting(table: Table) -> None:
-    """Admit waiting sequences; the first that cannot be admitted ends it."""
+    """Admit waiting sequences in turn, until one cannot be admitted."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     num_running_scheduled = step.num_requests
@@ -342,7 +342,7 @@ def _schedule_waiting(table: Table) -> None:
             if not _admit_loaded(table, row, num_running_scheduled):
                 return
             if state.num_running > num_running:
-                continue  # there may be no room any more
+                continue  # a loaded sequence took a place: check the limits again
         outcome = BLOCKED if row == NO_ROW else _admit_next(table, row, num_running_scheduled > 0)
         if outcome == BLOCKED:
             return
@@ -355,14 +355,14 @@ def _schedule_waiting(table: Table) -> None:
 
 @inner
 def _admit_next(table: Table, row: int, joins: bool) -> int:
-    """Let a waiting sequence run or load, if it may (`ADMITTED`).
+    """Let a waiting sequence run, or begin to load its KV entries, and return `ADMITTED`.
 
-    Otherwise all others may have to wait with it (`BLOCKED`), or not (`PASSED`).
+    If it cannot: `BLOCKED` if all behind it must wait as well, `PASSED` if they need not.
     """
     limits = table.limits[0]
     if limits.max_loras and not may_serve(table, row):
         return PASSED
-    if table.sequences[row].tables_at >= 0:  # it has been loaded
+    if table.sequences[row].tables_at >= 0:  # its KV entries have been loaded
         return ADMITTED if _admit_one(table, row, joins) else BLOCKED
     cached_len = cached_prefix(table, row)
     external_len = table.sequences[row].external_len
@@ -380,7 +380,7 @@ def _admit_next(table: Table, row: int, joins: bool) -> int:
 
 @inner
 def _admit_to_read(table: Table, row: int, cached_len: int, joins: bool) -> int:
-    """Let a waiting sequence read what follows its hit in this step, if it may."""
+    """Admit a waiting sequence that computes what follows its prefix-cache hit, if possible."""
     limits = table.limits[0]
     missing_len = table.sequences[row].known_len - cached_len
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
@@ -397,9 +397,9 @@ def _admit_to_read(table: Table, row: int, cached_len: int, joins: bool) -> int:
 
 @inner
 def _admit_loaded(table: Table, waiting: int, num_running_scheduled: int) -> bool:
-    """Admit sequences whose load has ended, in turn; False if the first that cannot be has to wait.
+    """Admit sequences whose load has ended, in turn; False once one of them cannot be admitted.
 
-    Those that still load are passed over. None is admitted that comes behind a `waiting` one.
+    Those that still load are skipped, and so are all that stand behind the row `waiting`.
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
@@ -422,7 +422,7 @@ def _admit_loaded(table: Table, waiting: int, num_running_scheduled: int) -> boo
                     place += 1
                     continue
             elif limits.loads_first and not table.sequences[row].computed_len:
-                table.sequences[row].status = WAITING  # from the end of this pass on
+                table.sequences[row].status = WAITING  # `let_wait` moves it to the queue later
         table.loading[kept] = row
         kept += 1
         place += 1
@@ -432,7 +432,7 @@ def _admit_loaded(table: Table, waiting: int, num_running_scheduled: int) -> boo
 
 @inner
 def _settle_load(table: Table, row: int) -> None:
-    """Publish what has been loaded; the last token of a prompt is computed in any case."""
+    """Publish loaded blocks; the last token of the prompt counts as not computed in any case."""
     sequence = table.sequences[row]
     if sequence.computed_len >= sequence.next_publish_len:
         publish(table, row, sequence.computed_len)
@@ -441,7 +441,7 @@ def _settle_load(table: Table, row: int) -> None:
 
 @inner
 def _admit_one(table: Table, row: int, joins: bool) -> bool:
-    """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
+    """Admit a sequence whose KV entries are loaded, if budget and blocks allow; return whether."""
     limits, sequence = table.limits[0], table.sequences[row]
     computed_len = sequence.computed_len
     missing_len = sequence.known_len - computed_len
@@ -457,19 +457,19 @@ def _admit_one(table: Table, row: int, joins: bool) -> bool:
 
 @inner
 def _first_piece(table: Table, row: int, missing_len: int, cached_len: int, joins: bool) -> int:
-    """Return how many tokens an admission may compute; 0 if it has to wait."""
+    """Return how many tokens an admitted sequence computes in this step; 0 if it has to wait."""
     scheduled_len = _allowed_piece(table, missing_len, cached_len, joins)
     if not table.limits[0].state_block_size:
         return scheduled_len
     piece_len = _to_state(table, row, cached_len, scheduled_len)
     if scheduled_len > missing_len and piece_len != scheduled_len:
-        return min(piece_len, 1)  # without dummy drafts, rather than with some
+        return min(piece_len, 1)  # all dummy drafts or none
     return piece_len
 
 
 @inner
 def _allowed_piece(table: Table, missing_len: int, cached_len: int, joins: bool) -> int:
-    """Return how many tokens an admission may compute, wherever its state is kept."""
+    """Return `_first_piece` for a model whose layers keep no recurrent state."""
     limits = table.limits[0]
     step = table.steps[table.state[0].current]
     budget = min(step.tokens_left, step.inputs_left - limits.draft_slots)
@@ -480,7 +480,7 @@ def _allowed_piece(table: Table, missing_len: int, cached_len: int, joins: bool)
         and not step.has_chunk
         and (joins or (cached_len and limits.pads_after_hits))
     ):
-        # Keeps the batch uniform for the CUDA graph; vLLM rather waits than admits unpadded.
+        # Dummy drafts keep the batch uniform for the CUDA graph; vLLM waits if they do not fit.
         has_room = cached_len + padded_len + limits.pads_with_sample <= limits.max_model_len
         if has_room or not limits.pads_with_sample:
             return padded_len if has_room and padded_len <= budget else 0
@@ -492,10 +492,10 @@ def _allowed_piece(table: Table, missing_len: int, cached_len: int, joins: bool)
 
 @inner
 def _clear_of_end(reread_len: int, missing_len: int, piece_len: int) -> int:
-    """Return how much of a piece may be computed, none where that is not positive.
+    """Return the piece, cut so that it ends far enough from the end of the prompt; <= 0: none.
 
-    At its end the last of several MTP modules reads the `reread_len` + 1 tokens behind it, which
-    have to be of the prompt (vLLM: `_reserve_prefill_lookahead`).
+    With several MTP modules the last one reads the `reread_len` + 1 tokens behind a piece, all of
+    which must belong to the prompt (vLLM: `_reserve_prefill_lookahead`).
     """
     left_len = missing_len - piece_len
     return missing_len - reread_len - 1 if 0 < left_len <= reread_len else piece_len
@@ -503,11 +503,11 @@ def _clear_of_end(reread_len: int, missing_len: int, piece_len: int) -> int:
 
 @inner
 def _to_state(table: Table, row: int, start: int, piece_len: int) -> int:
-    """Return how much of a piece of a prefill ends where its state is to be kept; 0: none of it.
+    """Return a prefill piece cut to end where a recurrent state should be kept; 0: run nothing.
 
-    vLLM: `_mamba_block_aligned_split`. States are kept where steps end, so they end where blocks
-    do, where the last block that a later hit may have does, unless that is saved inside the last
-    piece, and where others were seen to part.
+    vLLM: `_mamba_block_aligned_split`. A state is kept where a step ends. So pieces end at block
+    ends, at the last block that a later hit can use (unless its state is saved inside the last
+    piece), and where a cached prefix diverged from others (`junction_len`).
     """
     limits, sequence = table.limits[0], table.sequences[row]
     known_len, size = sequence.known_len, limits.state_block_size
@@ -538,7 +538,7 @@ def _to_state(table: Table, row: int, start: int, piece_len: int) -> int:
 
 @inner
 def _admit(table: Table, row: int, cached_len: int, scheduled_len: int, is_loaded: bool) -> None:
-    """Let a sequence run, whose blocks are there."""
+    """Move a sequence that has its blocks to the running list, and add it to the step."""
     state, sequence = table.state[0], table.sequences[row]
     if sequence.status == LOADED:
         sequence.passed_as = 0
@@ -574,7 +574,7 @@ def _admit(table: Table, row: int, cached_len: int, scheduled_len: int, is_loade
 
 @inner
 def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
-    """Append a sequence to the step."""
+    """Append a sequence to the step, and take its tokens from the step's budgets."""
     state, sequence = table.state[0], table.sequences[row]
     step = table.steps[state.current]
     table.entries[state.current, step.num_requests] = table.blank_entry[0]

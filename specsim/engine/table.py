@@ -1,13 +1,13 @@
-"""The table of sequences: everything that one replica knows, as columns of numbers.
+"""The state of one replica, as a tuple of arrays that compiled loops work on.
 
     sequences   a row per live sequence; rows are used again
-    queue       rows that wait, as a heap, where priorities decide; else they are linked
-    running     rows that run, in order of admission
-    entries     what each sequence of a step gets, does and becomes; a ring of steps
+    queue       waiting rows as a heap, if scheduled by priority; else they are a linked list
+    running     running rows, in order of admission
+    entries     what each sequence of a step processes and emits; a ring of steps
     steps       one record of each step in flight
     blocks      the KV blocks: the free queue and the index of prefixes are links in here
     tables      block ids of each running sequence and KV cache group
-    buffers     rows of results until somebody takes them
+    *_out       rows of results until they are flushed
 
 Rows of a record array are views: ``sequence = table.sequences[row]`` and then
 ``sequence.known_len += 1`` changes the table. All lengths are tokens, all flags 0 or 1.
@@ -27,34 +27,34 @@ NEVER = 1 << 62
 """A length that no sequence reaches."""
 NO_ROW = -1
 NO_BLOCK = 0
-"""Block 0 is a permanent null block, as in vLLM, so it can stand for none."""
+"""Block 0 is a permanent null block, as in vLLM, so it can stand for "no block"."""
 NO_KEY = 1 << 62
-"""Key of a block whose content is not published."""
+"""Key of a block that is not in the prefix cache."""
 
 FULL, SLIDING, CHUNKED, STATE = range(4)
-"""Kinds of groups, as in `specsim.hardware.kv_groups.KINDS`."""
+"""Kinds of KV cache groups, as in `specsim.hardware.kv_groups.KINDS`."""
 
 FREE, WAITING, RUNNING, FINISHED, LOADING, LOADED, WITHDRAWN = range(7)
-"""Where a row of `sequences` is: unused, in the queue, running, ended with a step in flight or with
-blocks that somebody is still to read, holding blocks into which KV entries are being loaded or
-have been (vLLM: WAITING_FOR_REMOTE_KVS), or waiting or running for a client that has gone, until
-`specsim.engine.order.drop` is called."""
+"""Status of a row of `sequences`. FREE: unused. FINISHED: ended, but a step is in flight or its
+blocks are still to be read. LOADING, LOADED: has blocks into which KV entries are being, or have
+been, loaded (vLLM: WAITING_FOR_REMOTE_KVS). WITHDRAWN: its client has gone, and
+`specsim.engine.order.drop` will remove it."""
 
 REQUEST, LOAD_ENDED, LOAD_FAILED, BLOCKS_READ = range(4)
-"""Kinds of arrivals: a new request, and what has become of the KV entries of a row."""
+"""Kinds of arrivals: a new request, or news of a load, or blocks kept for a reader were read."""
 LOAD_BEGINS, BLOCKS_HELD = range(2)
-"""Kinds of notices: blocks wait for KV entries, or hold those of a request that has ended."""
+"""Kinds of notices: a load begins, or the blocks of an ended request are kept to be read."""
 
 
 class Sequence(Protocol):
-    """How far one request has come; a row from its arrival until its last step has come back.
+    """The state of one request in the engine, from its arrival until its last step comes back.
 
-    There is no prefill and no decode phase. A sequence has `computed_len` tokens whose KV entries
-    exist and asks, at every step, for the rest of
+    There is no prefill or decode phase. A sequence has `computed_len` tokens with KV entries, and
+    asks every step to compute the rest:
 
         known_len + draft_len + placeholder_len - computed_len
 
-    tokens, whether they are prompt, the last sampled token or drafts.
+    tokens, be they of the prompt, the last sampled token or drafts.
     """
 
     request: int  # index of its request
@@ -62,38 +62,38 @@ class Sequence(Protocol):
     arrived_at: float
     first_scheduled_at: float
     first_token_at: float
-    delivered_at: float  # when it last got tokens
+    delivered_at: float  # time of its last delivery of tokens
     prompt_len: int
     requested_len: int  # prompt plus max_tokens
     max_len: int  # length at which it ends
-    known_len: int  # prompt plus output tokens that the scheduler has been told about
-    computed_len: int  # tokens scheduled so far; optimistic by the drafts in flight
-    draft_len: int  # drafts that wait to be verified
+    known_len: int  # prompt tokens plus output tokens delivered so far
+    computed_len: int  # tokens scheduled so far, drafts in flight included
+    draft_len: int  # draft tokens to verify in its next step
     placeholder_len: int
     """Output tokens in flight that are counted as computed (asynchronous scheduling)."""
-    decodes_from: int  # number of the step that may hold its next decode (vLLM: with a pipeline)
-    sampled_at: float  # when its last token leaves the last stage, which the first one waits for
-    in_chunk: int  # whether the last scheduled piece stopped short of the known tokens
+    decodes_from: int  # index of the first step that may hold its next decode (pipeline stages)
+    sampled_at: float  # when the last pipeline stage has sampled its last token
+    in_chunk: int  # in mid-prefill: its last scheduled piece stopped short of the known tokens
     tables_at: int  # its first block table in `tables` and `holdings`, one per group; -1: none
     capacity_len: int
-    """Tokens that its blocks can hold, or fewer if one of them leaves a window before."""
-    next_publish_len: int  # length at which the next block can be published to the prefix cache
+    """Length up to which it needs no block allocation, nor frees one that leaves a window."""
+    next_publish_len: int  # length at which the next block can be put into the prefix cache
     cached_len: int  # prefix-cache hit of its first admission
     admissions: int
     preemptions: int
-    preempted_in: int  # number of the step that last preempted it
-    preempted_as: int  # how many that step had preempted before it
+    preempted_in: int  # index of the step that last preempted it
+    preempted_as: int  # sequences that this step had preempted before it
     requeues: int  # replicas that failed while they had it
     in_flight_len: int  # its tokens in steps that have been scheduled and have not come back
-    next_row: int  # in the queue
+    next_row: int  # in the queue; of an unused row, in the list of unused rows
     previous_row: int
     passed_as: int
-    """The number of those that admission had passed over, or that had begun to load, when it passed
-    over this one; 0 if it has not since this one began to wait."""
+    """Running number given when admission passed it over or its load began; 0 if neither has
+    happened since it began to wait."""
     drafter: int  # which of several drafters serves it
     is_undrafted: int
-    """Whether the drafter has left its prompt out, so that it is never drafted for."""
-    fate_at: int  # where its drafter's fates begin: what survives of a draft, by output position
+    """Whether the drafter no longer serves it (`Policy.drops`), so that it is never drafted for."""
+    fate_at: int  # where its accepted lengths by output position begin in `fates`
     deliveries: int
     drafts: int
     draft_tokens: int
@@ -101,13 +101,13 @@ class Sequence(Protocol):
     junction_len: int  # how far a prefix was cached in some groups, but not in all of them
     external_len: int  # tokens whose KV entries another replica has, and which are to be loaded
     is_sending: int  # whether it has ended, and its blocks are kept until they have been read
-    fence: int  # one more than the index of the step after which its blocks are given back, or 0
-    use: int  # number of its use of the tiers; 0 before the first
-    loads_from: int  # tokens before those that it loads, or has loaded last
-    load_blocks: int  # into which it loads them, in all groups
-    disk_blocks: int  # of those, what only the disk has
-    left_len: int  # tokens that it leaves to the tiers when it has ended
-    is_left: int  # whether it has ended, and the tiers have not been offered that yet
+    fence: int  # 1 + index of the step after which its blocks are given back; 0: none
+    use: int  # running number of its use of the offload tiers; 0 before the first
+    loads_from: int  # tokens computed before its last load, which begins there
+    load_blocks: int  # KV blocks that this load fills, in all groups
+    disk_blocks: int  # of those, blocks that only the disk tier has
+    left_len: int  # tokens whose blocks the tiers are offered when it has ended
+    is_left: int  # whether it has ended, and these blocks have not been offered yet
 
 
 class Fact(Protocol):
@@ -115,7 +115,7 @@ class Fact(Protocol):
 
     prompt_len: int
     output_len: int
-    max_tokens: int  # asked for; what is beyond output_len the scheduler must expect
+    max_tokens: int  # limit of the request, at least output_len; the scheduler plans for it
     priority: int
     adapter: int  # LoRA adapter that it is for; 0: none
     rank: int  # place of its id among all ids, which breaks ties of priority
@@ -126,17 +126,17 @@ class Fact(Protocol):
 
 
 class Arrival(Protocol):
-    """A request that has been submitted, or news of one, that the engine has not looked at."""
+    """A new request, or news of one, that the engine has not looked at yet."""
 
     at: float
     request: int
-    row: int  # where it came from another replica, or is not new: the row that is its own
+    row: int  # its row in `sequences`, if it has one already; else `NO_ROW`
     kind: int
     external_len: int
 
 
 class Notice(Protocol):
-    """What has to be done outside for a row."""
+    """A transfer of KV entries that has to be done outside the engine for a row."""
 
     kind: int
     at: float
@@ -144,7 +144,7 @@ class Notice(Protocol):
     row: int
     tokens: int  # to be loaded, or held
     blocks: int  # KV blocks to be loaded, in all groups
-    disk_blocks: int  # of those, what only the disk has
+    disk_blocks: int  # of those, blocks that only the disk tier has
 
 
 class Entry(Protocol):
@@ -152,27 +152,27 @@ class Entry(Protocol):
 
     row: int
     request: int
-    start: int  # its KV entries before the step
-    scheduled_len: int  # tokens that it processes, its drafts included
-    prefill_len: int  # those that belong to its prefill
-    draft_len: int  # drafts among them
-    verified_len: int  # drafts that are verified: all of them, unless the policy trims the step
-    read_anew: int  # under batch expansion, the context that each draft reads again
-    is_partial: int  # whether its piece stops short of the known tokens: it emits nothing
+    start: int  # tokens with KV entries before the step
+    scheduled_len: int  # tokens to process, drafts included
+    prefill_len: int  # of those, tokens of a prefill
+    draft_len: int  # of those, draft tokens
+    verified_len: int  # draft tokens that are verified: all, unless the policy trims the step
+    read_anew: int  # context tokens that each draft token reads again under batch expansion
+    is_partial: int  # whether it ends before the last known token, so that it emits nothing
     is_padded: int  # whether it was admitted with dummy drafts, which are never accepted
     is_resumed: int  # whether the step admits it after a preemption
     is_admitted: int  # whether the step admits it for the first time
     is_loaded: int  # whether the step admits it after a load
     accepted_len: int
     emitted_len: int
-    asked_len: int  # draft tokens that the drafter is run for at the end of the step
-    offered_len: int  # draft tokens that it comes up with, and that are verified next
-    found_len: int  # draft tokens that a lookup has found for it then
-    unread_len: int  # cached tokens that the drafter, which had left them out, has to read itself
+    asked_len: int  # draft tokens asked of the drafter at the end of the step
+    offered_len: int  # draft tokens that it proposes, to be verified in the next step
+    found_len: int  # draft tokens that a lookup has found, before the policy cuts them
+    unread_len: int  # tokens cached for the target only, which the drafter has to read itself
 
 
 class Step(Protocol):
-    """One step: its load, what it costs, and what came of it."""
+    """One step: its load, its times and its results."""
 
     index: int
     num_requests: int  # sequences in it
@@ -180,66 +180,67 @@ class Step(Protocol):
     started_at: float  # when the GPU begins with it
     ended_at: float  # when its tokens are delivered
     target_time: float
-    draft_time: float  # how much longer it takes for drafts
-    drafter_time: float  # how long the drafter is at work, which may be beside the target
+    draft_time: float  # time that drafting adds to the step
+    drafter_time: float  # time that the drafter works, part of it perhaps beside the target
     overhead_time: float
-    verified_draft_time: float  # what it took to make the drafts that it verifies
+    verified_draft_time: float  # `draft_time` of the step that made the drafts verified here
     own_context_tokens: int  # KV entries that exist when it starts, over its sequences
-    context_tokens: int  # those that it reads: under batch expansion once more for every draft
+    context_tokens: int  # KV entries that it reads: under batch expansion once more per draft token
     batched_tokens: int
     prefill_tokens: int
-    drafter_context_tokens: int  # what the drafter reads after it
+    drafter_context_tokens: int  # load of the drafter after this step, like the next three
     drafter_batched_tokens: int
     drafter_prefill_tokens: int
-    drafter_requests: int  # sequences that it serves
-    tokens_left: int  # max_num_scheduled_tokens; what is left of it as sequences are added
-    inputs_left: int  # max_num_batched_tokens, likewise; draft slots are paid from it as well
-    piece_limit: int  # longest piece that any sequence may get
+    drafter_requests: int
+    tokens_left: int  # what is left of max_num_scheduled_tokens while sequences are added
+    inputs_left: int  # what is left of max_num_batched_tokens, from which draft slots are paid, too
+    piece_limit: int  # most tokens that one sequence may get
     num_adapters: int  # LoRA adapters that it serves, where `Limits.max_loras` bounds them
     defers_prefills: int  # whether it reads no prompts (vLLM: prefill_schedule_interval)
-    defers_decodes: int  # whether sequences of an earlier step wait for their turn (pipeline)
-    admits_prefill: int  # whether it admits anybody of whom more than a token is to be computed
-    has_chunk: int  # whether a running sequence came into it in the middle of its prefill
+    defers_decodes: int  # whether a sequence must wait for a later step to decode (pipeline)
+    admits_prefill: int  # whether it admits a sequence that misses more than its last token
+    has_chunk: int  # whether it continues the prefill of a running sequence
     num_running: int
     num_waiting: int
     free_blocks: int
     preemptions: int
-    skips_drafts: int  # `specsim.engine.engine_limits.SKIPPED` or `IDLE` if nobody can use drafts
+    skips_drafts: int  # `engine_limits.SKIPPED` or `IDLE` if no sequence can use drafts
     drafts_on_top: int  # whether drafts came on top of the token budget (vLLM V0)
-    alpha_estimate: float  # what the policy believed about acceptance at its end
-    drafts: int  # of this and the next five: without sequences that had ended before it came back
+    alpha_estimate: float  # the policy's estimate of alpha at the end of the step
+    drafts: int  # here and in the next five, without sequences that ended before it came back
     draft_tokens: int
     accepted_tokens: int
     output_tokens: int
     deliveries: int
     asked_tokens: int
-    asked_draft_len: float  # the mean over its sequences
+    asked_draft_len: float  # mean over its sequences, tokens
 
 
 class Block(Protocol):
     """One KV block."""
 
-    key: int  # what it holds, if that is published, free or held; `NO_KEY` if not
-    holders: int  # sequences that hold it; kept for published blocks only
-    following: int  # in the free queue; of the null block the first, and the last as
-    preceding: int
+    key: int  # identity of its content in the prefix cache; `NO_KEY` if it is not in there
+    holders: int  # sequences that hold it; kept for cached blocks only
+    following: int  # next in the free queue; of the null block, the first in the queue
+    preceding: int  # previous in the free queue; of the null block, the last in the queue
     next_alike: int
-    """The next one, by time of publication, whose key has the same place in the index."""
+    """Next block, by time of publication, whose key has the same hash in `chains`."""
 
 
 class BlockNote(Protocol):
-    """What else there is to know of a KV block; apart, for few servers need it.
+    """Further fields of a KV block, which few servers need.
 
-    Blocks are taken in turn, so that those of a large cache are seldom in the processor's.
+    They are apart from `Block` to keep that small: the blocks of a large cache seldom fit into the
+    processor's cache.
     """
 
     is_undrafted: int
-    """Whether the drafter has no entries of what it holds; kept only where it may leave out prompts
-    and prefixes are cached."""
+    """Whether the drafter lacks KV entries for its tokens; kept only where `Policy.drops` may
+    leave out prompts and prefixes are cached."""
     published_in: int
-    """Number of the step in which a state with its key was last published."""
+    """Index of the step in which a state with its key was last published."""
     shown_in: int
-    """Number of the step whose sequences last got it, if the tiers have been told."""
+    """Index of the step in which a sequence last got it, once the tiers have been told."""
 
 
 class Group(Protocol):
@@ -248,159 +249,159 @@ class Group(Protocol):
     kind: int  # one of `FULL`, `SLIDING`, `CHUNKED` and `STATE`
     span_len: int  # window or chunk
     block_size: int
-    hashes: int  # identities of prefixes that are computed per block
-    most_admitted: int  # blocks that an admission reckons with at most
-    drops: int  # whether the last block of a hit is recomputed
-    shift: int  # blocks that are dropped of what a window needs; a state needs itself
+    hashes: int  # prefix hashes per block
+    most_admitted: int  # most blocks that an admission counts on
+    drops: int  # whether the last block of a prefix-cache hit is dropped and recomputed
+    shift: int  # of a window: blocks dropped from the end of its tail, 0 or 1; of a state 0
     tail_blocks: int  # blocks that a sliding window needs of a prefix, the one dropped included
     wanted_blocks: int  # scratch: blocks that a sequence is to hold after an allocation
     period: int  # blocks after which such a tail is kept; 1 if all are, 0 if none
-    num_spare: int  # of a state: blocks for those after each draft, which lie behind it
-    saved_len: int  # scratch: tokens after which a step saves one inside its piece; 0: it does not
+    num_spare: int  # of a state: further blocks, for the states after each draft token
+    saved_len: int  # scratch: length at which a step saves a state inside its piece; 0: none
 
 
 class Bucket(Protocol):
-    """Groups that are alike, and are looked up together; those of full attention come first."""
+    """Groups of one kind, which are looked up together; those of full attention come first."""
 
-    first: int  # its groups lie side by side
-    last: int  # the one behind them
-    found_len: int  # scratch: what it has of a prefix; -1 before it was looked up
-    has_dropped: int  # scratch: whether the last block has been dropped from that
+    first: int  # number of its first group
+    last: int  # one more than the number of its last group
+    found_len: int  # scratch: cached tokens of a prefix; -1 before it was looked up
+    has_dropped: int  # scratch: whether the last block has been dropped from those
 
 
 class TierGroup(Protocol):
-    """What of a group the tiers are offered, and what of it is loaded."""
+    """Which blocks of a group the offload tiers are offered, and which are loaded."""
 
-    looked_up: int  # number of the group that is looked up in the turn that this row is for
+    looked_up: int  # number of the group that comes at this place in the order of lookups
     has_drafter: int  # whether its last block may yet change, as drafts are rejected
-    has_dropped: int  # scratch: whether a lookup has dropped the last block for that
+    has_dropped: int  # scratch: whether a lookup has dropped that last block
     window_blocks: int  # of a sliding window: blocks that a hit has to end with
     read_len: int  # tokens before a hit's end that the window reads
     period: int  # blocks after which a tail is offered; 1 if all are, 0 if none
-    tail_blocks: int  # that such a tail has
-    segment_blocks: int  # after which blocks of full attention end, where the last tail may move
+    tail_blocks: int  # blocks of such a tail
+    segment_blocks: int  # blocks per block of full attention, to whose end the last tail may move
 
 
 class GroupOffers(Protocol):
-    """What the tiers know of a sequence in one group."""
+    """What the tiers have been told of a sequence's blocks in one group."""
 
-    next_place: int  # place of the first block that they may yet be offered
-    num_shown: int  # blocks of its table that they have been told of
+    next_place: int  # place in its block table of the first block that may yet be offered
+    num_shown: int  # blocks of its table that the tiers have been told of
 
 
 class Place(Protocol):
-    """What the tiers know of one place in the table of a sequence."""
+    """What the tiers have been told of one place in the block table of a sequence."""
 
-    block: int  # the one that was there when they were told; the null block if it is none any more
-    shown_in: int  # number of the step that told them
-    is_used: int  # whether the sequence has offered or loaded what is stored of it
+    block: int  # the block that was there then; the null block if it is there no longer
+    shown_in: int  # index of the step that told the tiers
+    is_used: int  # whether the sequence has offered or loaded the stored copy
 
 
 class Pick(Protocol):
-    """A block of a sequence that the tiers are offered now, or from which it is loaded."""
+    """A block of a sequence that is offered to the tiers, or loaded from them, right now."""
 
     key: int
     group: int
     number: int  # of the prefix up to its end, as in `specsim.engine.blocks.prefix_key`
-    place: int  # in the table of the sequence
+    place: int  # in the block table of the sequence
     is_first: int  # whether the sequence uses it for the first time
 
 
 class Stored(Protocol):
-    """Room for one KV block in a tier; the first row is nobody's."""
+    """Room for one KV block in a tier; row 0 is unused."""
 
     key: int
-    rank: int  # what has the lowest is given up first; negative where there is nothing
-    heap_at: int  # where it is among what may be given up; -1 if it may not
-    held_for: int  # why it may not: `specsim.engine.tiers.READING`, or `WRITING`
+    rank: int  # the lowest is evicted first; negative where nothing is stored
+    heap_at: int  # its place in the heap of rows that may be evicted; -1 if it may not be
+    held_for: int  # why it may not be evicted: `specsim.engine.tiers.READING`, or `WRITING`
     next_written: int
-    offered_in: int  # number of the last offer that it was part of
+    offered_in: int  # number of the last offer that included it
     next_alike: int
 
 
 class Adapter(Protocol):
-    """One LoRA adapter; a place in `adapters` is its number."""
+    """One LoRA adapter; its number is its place in `adapters`."""
 
-    scheduled_in: int  # number of the last step that serves it
-    charged_in: int  # number of the last step that it was made ready for
-    active_at: int  # when it was last used, if it is on the GPU; 0 if not
-    held_at: int  # the same, if host memory has it
+    scheduled_in: int  # index of the last step that serves it
+    charged_in: int  # index of the last step that it was made ready for
+    active_at: int  # running number of its last use, if it is on the GPU; 0 if not
+    held_at: int  # running number of its last use, if it is in host memory; 0 if not
 
 
 class Holding(Protocol):
-    """Blocks of one running sequence in one group."""
+    """The blocks of one sequence in one group."""
 
-    num_blocks: int  # those that have left the window included
-    null_blocks: int  # those that have left it, the leading ones
-    published_blocks: int  # those that were published, or might have been
-    has_taken: int  # of a state: whether it has blocks that are not those of its hit
-    last_state: int  # of a state: the place of the one before; -1 if there is none
-    saved_len: int  # tokens after which the last step saves one inside its piece; 0: it does not
-    saved_at: int  # its place, which need not be where a block of so many tokens lies
+    num_blocks: int  # entries of its block table, those that have left the window included
+    null_blocks: int  # leading entries that have left the window
+    published_blocks: int  # entries that are in the prefix cache, or were considered for it
+    has_taken: int  # of a state: whether it has blocks beyond those of its prefix-cache hit
+    last_state: int  # of a state: place of the state before; -1 if there is none
+    saved_len: int  # length at which the last step saves a state inside its piece; 0: none
+    saved_at: int  # place of that state, which need not be that of a block ending at `saved_len`
 
 
 class Stage(Protocol):
-    """A stage of the pipeline, which has a part of the layers; GPUs of its own."""
+    """A pipeline stage: GPUs that hold some of the layers."""
 
-    share: float  # of the time of a pass
+    share: float  # of the time of a forward pass
     free_at: float
 
 
 class State(Protocol):
-    """Where a replica is."""
+    """The scalars of a replica: its clock, its place in the verbs, and counters."""
 
-    place: int  # in the order of the verbs
+    place: int  # place in `order` of the next verb
     now: float
-    until: float  # when something may happen outside next; nothing is done then or later
-    next_at: float  # when the engine would go on by itself
+    until: float  # next instant at which something outside may happen; the replica stops before it
+    next_at: float  # when the engine acts next by itself
     origin: float  # first arrival of the run
-    comes_by: float  # of a rank in lock-step: as `until`, of the next pass that it comes to
-    pass_time: float  # what that pass would take by itself, and then what it takes
-    pass_overhead: float
-    pass_tokens: int  # batched tokens that it brings
+    comes_by: float  # of a rank in lock-step: `until`, for the next common forward pass
+    pass_time: float  # target time of that pass for this rank alone; later, for all ranks together
+    pass_overhead: float  # overhead of that pass, likewise
+    pass_tokens: int  # batched tokens of this rank in that pass
     pass_state: int  # `specsim.engine.order.FAR`, ...
-    is_midway: int  # whether it goes on from where Python has done a verb
+    is_midway: int  # whether the rank resumes after a verb done in Python
     gpu_free_at: float
-    slowness: float  # how many times as long everything takes
+    slowness: float  # factor on all times, 1 at normal speed
     num_loading: int  # rows in `loading`
     is_stuck: int  # whether the last step was empty, and nothing has happened since
-    noted_late: int  # sequences that were preempted since a step was last written down
-    preempted_in_vain: int  # sequences, since a token was last handed out
+    noted_late: int  # sequences that were preempted since a step was last written to the results
+    preempted_in_vain: int  # preemptions since a token was last emitted
     num_running: int
-    most_run: int  # of those, how many a step may hold, first come first
+    most_run: int  # running sequences that a step may hold, in order of admission
     num_waiting: int
-    num_passed_over: int  # of those
-    num_passed: int  # sequences that admission has passed over, or that have begun to load
+    num_passed_over: int  # waiting sequences that admission has passed over
+    num_passed: int  # running number for `Sequence.passed_as`
     queue_head: int
     queue_tail: int
-    free_row: int  # first unused row; they are linked
-    fenced_head: int  # first row that has ended and has a fence; they are linked
+    free_row: int  # first unused row; unused rows are a linked list
+    fenced_head: int  # first row that has ended and has a fence, of a linked list
     fenced_tail: int
     num_free_tables: int
-    num_free: int
-    blocks_used: int  # the number behind the last block that was ever taken
+    num_free: int  # free KV blocks
+    blocks_used: int  # 1 + the highest number of a block that was ever taken
     num_steps: int
     num_executed: int  # steps that had tokens
-    prefills_from: int  # number of such a step, from 1, from which on prompts may be read again
-    num_passes: int  # that ranks have made together since all were idle
+    prefills_from: int  # value of `num_executed` from which on prompts may be read again
+    num_passes: int  # common passes of the ranks since all were idle
     is_backed_up: int
-    """Whether somebody waited for room after the last step that might read prompts."""
-    adapter_uses: int  # counts uses of LoRA adapters, to know which was used first
+    """Whether requests waited for room after the last step that could read prompts."""
+    adapter_uses: int  # counter of uses of LoRA adapters, which orders them
     num_active: int  # LoRA adapters on the GPU
-    num_held: int  # and in host memory
-    num_uses: int  # counts uses of the tiers, to know which was first
-    num_offers: int  # blocks that the tiers have been offered, counted in offers
+    num_held: int  # LoRA adapters in host memory
+    num_uses: int  # counter of uses of the tiers, which orders them
+    num_offers: int  # counter of offers to the tiers
     num_ended: int  # rows in `ended`
     num_picked: int  # rows in `picks`
-    num_empty: int  # steps in a row in which a policy that is loops was shown nobody
-    has_left_out: int  # whether the drafter has ever left out what the target read
+    num_empty: int  # steps in a row that were empty when a policy in loops was asked
+    has_left_out: int  # whether the drafter has ever skipped tokens that the target read
     has_unflushed: int  # whether a request has ended since the last schedule
     in_flight: int  # steps that have been launched and have not come back
     current: int  # place in the ring of the step that the verbs are about
     oldest: int  # place in the ring of the step that comes back next
     num_arrivals: int
-    first_arrival: int  # those not taken in begin here
-    unannounced: int  # notices, and requests that have ended, since somebody was told
+    first_arrival: int  # place of the first arrival that is not queued yet
+    unannounced: int  # notices and ended requests that have not been announced yet
     num_notices: int
     steps_len: int  # rows in the buffers
     requests_len: int
@@ -409,21 +410,21 @@ class State(Protocol):
 
 
 class Table(NamedTuple):
-    """Everything that the verbs work on."""
+    """The arrays that the verbs work on."""
 
     limits: Rows[Limits]
     state: Rows[State]
     sequences: Rows[Sequence]
     blank_sequence: Rows[Sequence]  # one row: a request that is new
-    blank_entry: Rows[Entry]  # likewise, of zeros
-    blank_step: Rows[Step]
+    blank_entry: Rows[Entry]  # one row of zeros
+    blank_step: Rows[Step]  # one row of zeros
     facts: Rows[Fact]
     arrivals: Rows[Arrival]
     queue: NDArray[np.int64]
     loading: NDArray[np.int64]  # rows that hold blocks but do not run, in the order they are served
     notices: Rows[Notice]
     running: NDArray[np.int64]
-    free_tables: NDArray[np.int64]  # first ones of who may hold blocks next, as a stack
+    free_tables: NDArray[np.int64]  # stack of unused values for `Sequence.tables_at`
     stages: Rows[Stage]
     entries: Rows[Entry]  # shape (steps in flight, sequences)
     steps: Rows[Step]
@@ -432,13 +433,13 @@ class Table(NamedTuple):
     blocks: Rows[Block]
     block_notes: Rows[BlockNote]
     chains: NDArray[np.int32]
-    """First block of each chain of published blocks, by a hash of their keys."""
+    """First block of each chain of blocks in the prefix cache, by a hash of their keys."""
     stored: Rows[Stored]
-    tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
+    tier_chains: NDArray[np.int64]  # shape (tiers, chains): as `chains`, but rows of `stored`
     tier_heaps: NDArray[np.int64]
-    """Shape (tiers, blocks): what each may give up, a heap by rank, into `stored`."""
-    tier_lens: NDArray[np.int64]  # how much that is
-    tier_written: NDArray[np.int64]  # the block that each has stored last in this step, or none
+    """Shape (tiers, blocks): a heap by rank of the rows of `stored` that each tier may evict."""
+    tier_lens: NDArray[np.int64]  # length of each heap
+    tier_written: NDArray[np.int64]  # row of `stored` that each tier wrote last in this step; or 0
     tier_groups: Rows[TierGroup]
     offered: Rows[GroupOffers]  # shape (rows of sequences, groups)
     places: Rows[Place]  # shape (rows of sequences x groups, blocks)
@@ -446,29 +447,29 @@ class Table(NamedTuple):
     ended: NDArray[np.int64]  # rows that have ended since the last step, where there are tiers
     adapters: Rows[Adapter]
     adapter_costs: NDArray[np.float64]
-    """What they cost (`specsim.profile.costs.AdapterCost.numbers`)."""
+    """Costs of LoRA adapters (`specsim.profile.costs.AdapterCost.numbers`)."""
     tables: NDArray[np.int32]  # shape (block tables, blocks)
     holdings: Rows[Holding]  # shape (block tables,)
     hits: NDArray[np.int32]
     """Scratch, shape (groups, blocks): the blocks of a prefix-cache hit."""
     keys: NDArray[np.int64]  # shared block keys of all requests, end to end
     fates: NDArray[np.uint8]
-    """What survives of a draft, by output position of every request, end to end."""
-    offers: NDArray[np.uint8]  # what a proposer comes up with, likewise, one more per request
+    """Accepted length of a draft of full length at each output position, requests end to end."""
+    offers: NDArray[np.uint8]  # draft tokens that a proposer finds, likewise; 1 more per request
     order: NDArray[np.int64]  # verbs in the order in which they are done
     in_python: NDArray[np.int64]  # by verb: whether it is done in Python
-    seen: View  # what a policy is shown, and says (`specsim.engine.asking`)
-    asking: Asking  # how it is asked (`specsim.engine.asking`)
+    seen: View  # the step as a policy sees it, and its answers (`specsim.engine.asking`)
+    asking: Asking  # hooks that call the policy (`specsim.engine.asking`)
     levels: NDArray[np.uint8]
-    """How sure the drafter is of each token, by what becomes of it; `DraftLuck.stated`. Empty where
-    nobody asks, or no table has it."""
-    level_starts: NDArray[np.int64]  # where those of each request begin; the last is where all end
+    """Confidence of each draft token, as a level, for each fate it can have (`DraftLuck.stated`);
+    empty where no policy reads it or the draft source has no table of it."""
+    level_starts: NDArray[np.int64]  # where the levels of each request begin; last: where all end
     level_steps: NDArray[np.float32]  # the confidence of each level
     lens_by_size: NDArray[np.int64]
-    """Draft length by the number of sequences of a step; empty where a policy in Python decides."""
-    target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency.form`)
-    drafter: NDArray[np.float64]
-    costs: NDArray[np.float64]  # what else a step costs (`specsim.profile.step_time.NUM_COSTS`)
+    """Draft length by the number of sequences in a step, where nothing else decides it."""
+    target: NDArray[np.float64]  # time of a target forward pass (`specsim.latency.form`)
+    drafter: NDArray[np.float64]  # time of a drafter's forward pass, likewise
+    costs: NDArray[np.float64]  # other times of a step (`specsim.profile.step_time.NUM_COSTS`)
     rows: NDArray[np.int64]  # scratch: sequences that draft a first token, a second and so on
     steps_out: Rows[Step]
     requests_out: Rows[Any]
@@ -476,9 +477,9 @@ class Table(NamedTuple):
     seconds_out: Rows[Any]
     totals: Rows[Any]
     outcomes: NDArray[np.int64]
-    """Shape (k + 1, k + 1): how many drafts of length i had an accepted length of j."""
+    """Shape (k + 1, k + 1): number of drafts of length i with accepted length j."""
     delivered_at: NDArray[np.float64]
-    """Deliveries of every request, end to end, like the next three; empty if nobody wants them."""
+    """Deliveries of all requests, end to end, like the next three; empty if not recorded."""
     delivered_lens: NDArray[np.uint8]
     drafted_lens: NDArray[np.uint8]
     accepted_lens: NDArray[np.uint8]
@@ -490,7 +491,7 @@ _SHORT: dict[type, tuple[str, ...]] = {
     BlockNote: ("is_undrafted", "published_in", "shown_in"),
     Place: ("block", "shown_in", "is_used"),
 }
-"""Fields of four bytes, not eight, of what there is much of."""
+"""Fields stored in four bytes instead of eight, in arrays that have many rows."""
 
 _RESULTS = {
     "requests_out": REQUEST_FIELDS,
