@@ -79,10 +79,7 @@ class Sink(Protocol):
 
 
 class LiveAnswer:
-    """One unfinished answer: a request of the engine, with what the server knows of it.
-
-    Times are simulated seconds, lengths tokens.
-    """
+    """One unfinished answer and its request; times are simulated seconds, lengths tokens."""
 
     def __init__(self, request: Request, place: int, filler: Filler, sink: Sink) -> None:
         self.request = request

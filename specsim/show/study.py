@@ -326,10 +326,7 @@ Cells = dict[tuple[int, int, int], Cell]  # by indices of hardware, policy and l
 
 
 def group(study: Study) -> Cells:
-    """Return the finished runs of a `restricted` study by hardware, policy and load.
-
-    Their metrics are those of `MEASURES`.
-    """
+    """Return the finished runs of a `restricted` study, with the metrics of `MEASURES`."""
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]

@@ -35,10 +35,7 @@ Column = Sequence[NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests as columns; columns that a format does not have are None.
-
-    `arrived_at` starts at 0 and does not decrease.
-    """
+    """Requests as columns; None if a format lacks one. `arrived_at` starts at 0, never falling."""
 
     prompt_lens: NDArray[np.int64]  # shape (n,), tokens, each at least 1
     output_lens: NDArray[np.int64]  # shape (n,), tokens, each at least 1

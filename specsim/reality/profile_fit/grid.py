@@ -139,10 +139,7 @@ class Costs:
 
 
 def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
-    """Return the median time of every point; each round has all points, in any order.
-
-    Raises a ProfileError if there is no round.
-    """
+    """Return the median time of every point over rounds, at least one, each with all points."""
     if not rounds:
         raise ProfileError("no step was measured; run the calibration again")
     points = sorted({sample.point for sample in rounds[0]})

@@ -376,10 +376,7 @@ def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
 
 
 def _shortest(fields: list[str]) -> list[str]:
-    """Return the shortest end of each dotted name, from a dot on, that is unique.
-
-    The whole name if no end is.
-    """
+    """Return the shortest unique end of each dotted name, from a dot on; else the whole name."""
     parts = [field.split(".") for field in fields]
     ends = [[".".join(each[-n:]) for n in range(1, len(each) + 1)] for each in parts]
     count = Counter(end for own in ends for end in own)

@@ -180,10 +180,7 @@ class Playground:
         data.setdefault("acceptance", {"kind": "bernoulli", "alpha": _ALPHA})
 
     def answer(self, to: Moved, on_progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-        """Return the results of the moved experiment as plain values, or raise a SpecsimError.
-
-        An exception from `on_progress` ends the run.
-        """
+        """Return the results as plain values; errors, also of `on_progress`, are raised."""
         moved = self.moved(to)
         policy = moved.effective_policy
         experiment, notes = on_one_engine(moved, {policy.kind: policy, "off": Off()})

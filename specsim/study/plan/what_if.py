@@ -44,10 +44,7 @@ class _Offer(NamedTuple):
 
 
 def _candidates(plan: "Plan") -> list[str]:
-    """Return the competing options: those with long runs, by hardware and with or without drafts.
-
-    Without long runs, all options that were tried.
-    """
+    """Return, by hardware and drafts or none, the options with long runs, or else all tried."""
     kinds = {name: (option.hardware.label, option.is_off) for name, option in plan.options.items()}
     known = {kinds[name] for name in plan.searched}
     return [name for name, kind in kinds.items() if name in plan.searched or kind not in known]
