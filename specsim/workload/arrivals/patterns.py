@@ -200,9 +200,9 @@ class TraceReplay(Arrivals):
     rate: float | None = Field(default=None, gt=0, le=1e15)
     """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
     sessions: Literal["inferred", "ignored"] | None = None
-    """Whether turns wait for each other: by the file's sessions (default, if it has any); ``inferred``
-    from prefix ids, where a prompt continues an earlier one if it begins with all its full blocks and
-    is at least as long as it and its answer; or ``ignored``."""
+    """Whether turns wait for each other: by the file's sessions (default, if it has any);
+    ``inferred`` from prefix ids, where a prompt continues an earlier one if it begins with all its
+    full blocks and is at least as long as it and its answer; or ``ignored``."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
