@@ -14,7 +14,7 @@ The rooms, in the order in which a run passes through (ARCHITECTURE.md walks one
 ``reality``      real engines: calibration, validation, parity with recordings
 ``tokens``       traces of real tokens
 ``show``, ``cli``   tables, pictures, pages; the command line
-``core``         what all of them stand on
+``core``         what all others use
 
 Import the public names from `specsim.api`; this file imports no room, so that the command line
 starts fast.

@@ -14,11 +14,11 @@ from specsim.core.surroundings import ENDS, WORKING_FOLDER_GONE, taken_here, wor
 from specsim.core.version import foreign
 
 _ANYWHERE = ("--debug", "--force", "--large")
-"""Options of every command, which may also stand behind it."""
+"""Options of all commands, which may also follow the command."""
 
 
 def _run(app: Callable[..., object]) -> int:
-    """Run the command line; a wrong option or argument is one line, too."""
+    """Run the command line; return its exit code, after one line for a wrong option."""
     try:
         code = app(prog_name="specsim", standalone_mode=False)
     except Exception as error:
@@ -39,7 +39,7 @@ def _run(app: Callable[..., object]) -> int:
 
 
 def _context_of(place: TracebackType | None) -> Any:
-    """Return the command whose words were read; of an option without a value nobody says it."""
+    """Return the context of the command that failed, which some errors of options lack."""
     found = None
     while place is not None:
         found = place.tb_frame.f_locals.get("ctx", found)
@@ -48,15 +48,15 @@ def _context_of(place: TracebackType | None) -> Any:
 
 
 def _end(number: int, frame: object) -> None:
-    """Let go of processes and unfinished files, and end; a second signal ends at once."""
+    """Exit with cleanup of processes and unfinished files; a second signal kills at once."""
     signal.signal(number, signal.SIG_DFL)
     sys.exit(128 + number)
 
 
 def _open_closed_streams() -> None:
-    """Let standard streams that are closed (`>&-`) lead nowhere.
+    """Connect standard streams that are closed (`>&-`) to the null device.
 
-    In this order, in which they get back their numbers, that files opened later would get.
+    The order gives them their own file numbers, which files opened later would get otherwise.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -64,7 +64,7 @@ def _open_closed_streams() -> None:
 
 
 class _Remarks(FileIO):
-    """Standard error, of which a full disk, or nobody who reads it, keeps no command."""
+    """Standard error that ignores a full disk or a closed pipe, so that commands go on."""
 
     def write(self, data: Any, /) -> int:
         """Return how much was written, or would have been."""
@@ -127,7 +127,7 @@ def _app() -> Callable[..., object]:
 
 
 def _explained(error: Exception) -> str | None:
-    """Return what to tell of an exception; None if it is a bug."""
+    """Return the error message of an exception; None if it is a bug."""
     if isinstance(error, SpecsimError):
         return str(error)
     if isinstance(error, RecursionError):
@@ -136,14 +136,14 @@ def _explained(error: Exception) -> str | None:
         return f"out of memory: {error}; simulate fewer requests at a time"
     if isinstance(error, FileNotFoundError) and not error.filename and working_folder() is None:
         return WORKING_FOLDER_GONE
-    if isinstance(error, OSError):  # of files the commands say more; this is standard output
+    if isinstance(error, OSError):  # of standard output; commands report their own files
         return f"{error.filename or 'output'}: {error.strerror or error}"
     return _explained_value(error)
 
 
 def _explained_value(error: Exception) -> str | None:
-    """Return what to tell of a value that no command has looked at; None if it is a bug."""
-    if isinstance(error, UnicodeEncodeError):  # of a file's name, where it is no text
+    """Return the error message of a value that no command checked; None if it is a bug."""
+    if isinstance(error, UnicodeEncodeError):  # a file's name that is no text
         return f"{error.object!a:.200}: cannot be written as {error.encoding}; name it in UTF-8"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
         return f"{str(error)[len('Symlink loop from ') :]} is a link to itself; name a file"

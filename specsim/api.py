@@ -8,8 +8,8 @@ summary = Summary(simulate(experiment, keeps_deliveries=True))  # for vLLM's lis
 print(summary.data["mean_tpot_ms"])
 summary.save(Path("results"))
 
-A study says what is wrong once, in the words of the command line, ``--num-requests``; called as a
-function, it is ``num_requests`` that is to be changed.
+Errors of studies name options of the command line (``--num-requests``); the functions here replace
+each option by the name of its argument (``num_requests``).
 """
 
 import re
@@ -64,7 +64,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _OTHERS = {"--set": "overrides", "--tolerance": "tolerances", "--drive concurrency": "is_closed"}
-"""Arguments that are not called as their option is."""
+"""Arguments whose name differs from that of their option."""
 _WITHOUT_AN_ARGUMENT = {
     "`specsim --large` before the command": f"{ALLOWS_LARGE}=1 in the environment"
 }
@@ -77,7 +77,7 @@ _OPTION = re.compile(
 def _in_python(
     function: Callable[P, R], takes: Callable[..., object] | None = None
 ) -> Callable[P, R]:
-    """Return a study whose errors name its arguments, also those that it leaves to `takes`."""
+    """Return a study whose errors name its arguments, and those of `takes` that it passes on."""
     whole = signature(function)
     if takes is not None:
         own = [p for p in whole.parameters.values() if p.kind != p.VAR_KEYWORD]
@@ -85,7 +85,7 @@ def _in_python(
     known = whole.parameters
 
     def argument(option: re.Match[str]) -> str:
-        """Return what is said in the place of an option; commands of a shell stay."""
+        """Return the argument that replaces an option in a message; keep shell commands."""
         alike = option[0].removeprefix("--").replace("-", "_")
         name = alike if alike in known else _OTHERS.get(option[0], "")
         if name in known:
@@ -111,7 +111,7 @@ def _in_python(
             raise
 
     vars(told)["__signature__"] = whole
-    told.__module__ = __name__  # where other processes find it
+    told.__module__ = __name__  # so that worker processes can import it
     return told
 
 

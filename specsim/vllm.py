@@ -1,14 +1,14 @@
-"""vLLM's schedulers with a policy of specsim in them: how much to draft, decided at every step.
+"""vLLM's schedulers with a policy of specsim, which decides the draft length at every step.
 
     vllm serve MODEL --speculative-config '{"method": ..., "num_speculative_tokens": 5}' \
         --scheduler-cls specsim.vllm.AsyncScheduler \
         --additional-config '{"specsim": {"policy": "goodput"}}'
 
-`Scheduler` where vLLM schedules synchronously. In place of ``--additional-config`` the environment
-variable ``SPECSIM_CONTROL`` may hold what would stand under "specsim", in JSON. What is scheduled
-is vLLM's affair; the policy settles one number, which its runners draft by (vLLM 0.32.0
-``v1/core/sched/output.py SchedulerOutput.num_spec_tokens_to_schedule``). If it fails, the server
-goes on with the drafts that it was configured for, and says so once.
+Use `Scheduler` if vLLM schedules synchronously. In place of ``--additional-config`` the environment
+variable ``SPECSIM_CONTROL`` may hold the value of "specsim" as JSON. vLLM schedules as usual; the
+policy sets one number, the draft length of the runners (vLLM 0.32.0 ``v1/core/sched/output.py
+SchedulerOutput.num_spec_tokens_to_schedule``). If the policy fails, the server continues with the
+configured draft length, and logs this once.
 """
 
 import logging
@@ -31,15 +31,15 @@ from specsim.reality.vllm.control import NO_POLICY, Control, Controller, Engine,
 _LOOKUPS = {"ngram", "ngram_gpu", "suffix"}
 _FIELD = "num_spec_tokens_to_schedule"
 
-_log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
+_log = logging.getLogger("vllm.specsim")  # vLLM shows logs of names below its own
 
 
 class Scheduler(_Sync):
-    """vLLM's synchronous scheduler; a policy of specsim says how much is drafted."""
+    """vLLM's synchronous scheduler, with draft lengths by a policy of specsim."""
 
     controller: Controller | None = None
-    """None once a decision has failed: a server must not fall with it."""
-    clock: Clock  # of what steps take; may be replaced
+    """None after a decision has failed, which must not stop the server."""
+    clock: Clock  # of step times; may be replaced
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         control, engine = _control(vllm_config), _engine(vllm_config)
@@ -50,7 +50,7 @@ class Scheduler(_Sync):
         _log.info("specsim: policy '%s' decides how much is drafted", control.policy)
         self._num_requests = 0
         self._steps: deque[tuple[Any, int, int, float]] = deque()
-        """What vLLM said of each that runs, its number and k, and when it was scheduled."""
+        """(SchedulerOutput, number, k, instant of scheduling) of each running step."""
         self._ended_at = 0.0
 
     def add_request(self, request: Any) -> None:
@@ -59,7 +59,7 @@ class Scheduler(_Sync):
         super().add_request(request)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
-        # Before vLLM does: it moves the positions on, and lays out room for the drafts.
+        # Before vLLM's own method, which advances positions and reserves room for the drafts.
         self._or_give_up(self._decide, scheduler_output)
         super()._update_after_schedule(scheduler_output)
 
@@ -75,12 +75,12 @@ class Scheduler(_Sync):
         self._steps.append((output, step, k, now))
 
     def _columns(self, output: Any) -> Columns:
-        """Return the fields of `Scheduled` of its sequences."""
+        """Return the fields of `Scheduled` for the sequences of a step."""
         counts, of_id = output.num_scheduled_tokens, self.requests
         requests = [of_id[request_id] for request_id in counts]
         cached = output.scheduled_cached_reqs
         computed, output_lens = cached.num_computed_tokens, cached.num_output_tokens
-        if len(computed) != len(requests):  # some are new, and listed apart from the others
+        if len(computed) != len(requests):  # new requests are in another list
             computed = [each.num_computed_tokens for each in requests]
             output_lens = [
                 each.num_output_tokens + each.num_output_placeholders for each in requests
@@ -95,8 +95,8 @@ class Scheduler(_Sync):
         ]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        # What was sampled before vLLM does, which cuts it off in place; all else after it, when
-        # what is looked at has come back to the caches.
+        # Sampled tokens are read before vLLM's method, which cuts them in place; all else after it,
+        # when the data is in the caches again.
         sampled = self._or_give_up(self._sampled, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if sampled is not None:
@@ -105,7 +105,7 @@ class Scheduler(_Sync):
         return outputs
 
     def _sampled(self, _: Controller, made: Any) -> tuple[float, list[int]] | None:
-        """Return when a step has ended, and the output of each sequence as the runner has them."""
+        """Return when a step ended, and each sequence's output tokens in the runner's order."""
         return (self.clock.now(), [*map(len, made.sampled_token_ids)]) if self._steps else None
 
     def _observe(
@@ -131,12 +131,12 @@ class Scheduler(_Sync):
             controller.rest()
 
     def _or_give_up(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        """Do something with the controller, if there is one; it is given up if that fails."""
+        """Call `act` with the controller, if there is one; drop the controller if that fails."""
         if self.controller is None:
             return None
         try:
             return act(self.controller, *arguments)
-        except Exception as error:  # whatever it is: the server must go on
+        except Exception as error:  # any error: the server must go on
             self._give_up(error)
             return None
 
@@ -154,7 +154,7 @@ class Scheduler(_Sync):
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if request_ids is None:
-            # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
+            # All requests: after a SIGTERM, when the engine is killed before its `shutdown`.
             self._or_give_up(Controller.rest)
         return super().finish_requests(request_ids, *args, **kwargs)
 
@@ -164,11 +164,11 @@ class Scheduler(_Sync):
 
 
 class AsyncScheduler(Scheduler, _Async):
-    """vLLM's asynchronous scheduler; a policy of specsim says how much is drafted."""
+    """vLLM's asynchronous scheduler, with draft lengths by a policy of specsim."""
 
 
 def _control(config: Any) -> Control:
-    """Return who decides; a ConfigError if that is not said, or vLLM cannot be told."""
+    """Return the control; a ConfigError if none is given, or this vLLM cannot be controlled."""
     if _FIELD not in {field.name for field in fields(SchedulerOutput)}:
         raise ConfigError(
             f"vLLM {vllm.__version__} drafts equally much in every step (no {_FIELD}); "

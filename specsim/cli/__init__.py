@@ -1,7 +1,7 @@
 """The command line.
 
-Functions here do nothing but read arguments and show results. They import late, and only they may:
-``specsim --version`` starts in a fraction of what a simulation has to load.
+Functions here only read arguments and show results. Imports inside functions are allowed here
+alone, so that ``specsim --version`` starts without loading what a simulation needs.
 """
 
 import os
@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 _LINES = Path(__file__).with_name("examples.txt").read_text().splitlines()
 EXAMPLES = dict(line.split(": ", 1) for line in _LINES)
-"""What stands at the end of the help of each command: the rest of the line."""
+"""The example at the end of each command's help."""
 
 
 def _example(command: str) -> str:
@@ -44,7 +44,7 @@ def _example(command: str) -> str:
 
 
 def _help(command: Callable[..., None]) -> str:
-    """Return a docstring with a line per paragraph, which the terminal's width then wraps."""
+    """Return a docstring with one line per paragraph, for the terminal to wrap."""
     paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
     return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
 
@@ -68,7 +68,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Reference": {"list": list_members, "schema": schema},
 }  # fmt: skip
-"""By what they are for, which is where the help shows them."""
+"""Commands by purpose, as the help groups them."""
 for _panel, _members in _COMMANDS.items():
     for _name, _member in _members.items():
         if isinstance(_member, typer.Typer):
@@ -100,12 +100,12 @@ def _version(wanted: bool) -> None:
 
 
 _SMALL = {
-    "OPENBLAS_NUM_THREADS": "1",  # numpy starts a thread per core, for matrices that no run has
-    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looked for in every package that is installed
-    "ARROW_DEFAULT_MEMORY_POOL": "system",  # takes what the simulation has freed, not 10 MiB more
+    "OPENBLAS_NUM_THREADS": "1",  # numpy starts a thread per core, for matrices of no run
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # searches all installed packages
+    "ARROW_DEFAULT_MEMORY_POOL": "system",  # reuses freed memory, which saves 10 MiB
 }
-"""What libraries read when they are imported, unless the user has set it."""
-_MEASURING = ("calibrate", "observe")  # of which another program's libraries would see it
+"""Variables that libraries read when imported, unless the user has set them."""
+_MEASURING = ("calibrate", "observe")  # their libraries would pass it on to others
 
 
 @app.callback()
@@ -132,9 +132,9 @@ def _root(
 
 
 def app_of(words: list[str]) -> typer.Typer:
-    """Return the command line with only the command that some words name, or else with all.
+    """Return the command line with only the command named in `words`, or else with all.
 
-    Typer takes milliseconds to make them all, and on each run one is called.
+    Typer takes milliseconds to make all commands, of which one is called.
     """
     name = next((word for word in words if not word.startswith("-")), None)
     one = copy(app)

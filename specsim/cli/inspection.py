@@ -1,4 +1,4 @@
-"""Commands that show what there is: members, schema, and the results of runs."""
+"""Commands that show members, the schema, and the results of runs."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def _check_distinct(folders: list[Path]) -> None:
 
 
 def _check_keeps_results(path: Path, source: str) -> None:
-    """Raise if a file would take the place of a result of a run."""
+    """Raise an error if a file would overwrite a result of a run."""
     from specsim.results.folder import RESULT_FILES
 
     if path.name in RESULT_FILES:
@@ -87,9 +87,10 @@ def _labels(folders: list[Path]) -> list[str]:
 
 @contextmanager
 def _read_from(*folders: Path) -> Iterator[None]:
-    """Say of results that make no sense where they lie; `--debug` shows what failed on them.
+    """Turn errors from inconsistent results into one that names their folder.
 
-    What a file holds is checked where it is read, but not every number of every list.
+    Files are checked when read, but not every number of every list; `--debug` shows the error
+    itself.
     """
     try:
         yield

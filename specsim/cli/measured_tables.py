@@ -1,4 +1,4 @@
-"""Measured runs: ``validate``, and what ``profile fit`` does with tables of them, a row each."""
+"""Measured runs: ``validate``, and ``profile fit`` on tables with one run per row."""
 
 import csv
 from collections import Counter
@@ -164,7 +164,7 @@ def _validate_tables(
     out: Path | None,
     json_out: Path | None,
 ) -> None:
-    """Read, simulate and compare the rows of tables; what is asked is by the names of options."""
+    """Read, simulate and compare the rows of tables; `asked` are options by name."""
     from specsim.reality.validation.prediction_errors import TableErrors
     from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Replayer
     from specsim.show.render.reality_tables import prediction_tables
@@ -205,7 +205,7 @@ def _validate_tables(
 def _selected_rows(
     tables: list[Path], asked: dict[str, Any]
 ) -> tuple[list["MeasuredRun"], list["MeasuredRun"]]:
-    """Return the rows that are simulated, and those that cannot be."""
+    """Return the rows to simulate, and those that cannot be simulated."""
     from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.validation.measured_table import read_table, select_rows, with_lengths
 
@@ -224,7 +224,7 @@ def _selected_rows(
 
 
 def _write_csv(found: list["Prediction"], path: Path) -> None:
-    """Write a line for every metric of every row: measured, predicted, and the error as a share."""
+    """Write a line per metric and row: measured, predicted, and the error as a share."""
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([*_COLUMNS, "metric", "measured", "predicted", "error"])
@@ -274,7 +274,7 @@ def fit_tables(
     out: Path | None,
     json_out: Path | None,
 ) -> None:
-    """Read rows, fit the start profile to some of them, and tell the errors on the others."""
+    """Fit the start profile to some rows, and print its errors on the others."""
     from specsim.profile import load_profile
     from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs
     from specsim.reality.validation.measured_table import select_rows

@@ -1,4 +1,4 @@
-"""What commands share: options, files and libraries, and what a person at a terminal sees."""
+"""Shared parts of commands: options, files, libraries, and output for a terminal."""
 
 import json
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _is_file(path: Path) -> Path:
-    """Raise a ConfigError if a model or a command of a server is given in place of a file."""
+    """Return the path; a ConfigError if it is a model or a command in place of a file."""
     if not path.exists() and path.suffix not in (".yaml", ".yml", ".json"):
         raise ConfigError(
             f"{path}: there is no such file; specsim init writes an experiment for a model or a "
@@ -69,26 +69,26 @@ ALL_CORES = os.cpu_count() or 1
 
 
 def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
-    """Return what ``--set`` and ``--seed`` replace."""
+    """Return the overrides of ``--set`` and ``--seed``."""
     return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Raise a ConfigError that says why of the first option given, named as in Python."""
+    """Raise a ConfigError with the reason for the first given option; keys are in Python's form."""
     for name, value in given.items():
         if value is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: {why}")
 
 
 def warm_up(workers: int) -> None:
-    """Let other processes import the simulator while this one does."""
+    """Let worker processes import the simulator while this process does."""
     from specsim.core.processes import warm_up as start
 
     start(workers)
 
 
 def load_experiment(config: Path, overrides: list[str] | None, seed: int | None) -> "Experiment":
-    """Return the experiment of a command, with what its options replace."""
+    """Return the experiment of a command, with its overrides."""
     from specsim.run.experiment import Experiment
 
     return Experiment.load(config, all_overrides(overrides, seed), option="--set")
@@ -96,9 +96,9 @@ def load_experiment(config: Path, overrides: list[str] | None, seed: int | None)
 
 @contextmanager
 def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[Path | None]:
-    """Open the results folder before the work: what cannot be written fails at once.
+    """Open the results folder before the work, so that a folder not writable fails at once.
 
-    What it holds under the names in `replaced` must be specsim's own, and does not stay in it.
+    Existing files named in `replaced` must be specsim's own, and are removed.
     """
     from specsim.results import check_kind
 
@@ -113,7 +113,7 @@ def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[P
 
 @contextmanager
 def output_file(path: Path | None) -> Iterator[Path | None]:
-    """Open a file before the work: what cannot be written fails at once."""
+    """Open a file before the work, so that a file not writable fails at once."""
     if path is None:
         yield None
     else:
@@ -134,13 +134,13 @@ def write_profile(file: Path | None, profile: "Profile") -> None:
 
 
 def need(library: str, source: str, extra: str = "plots") -> None:
-    """Raise a ConfigError, which says what to install, if a command or option lacks its library."""
+    """Raise a ConfigError with what to install if a command or option lacks its library."""
     if find_spec(library) is None:
         raise ConfigError(f"{source}: {_how_to_install(library, extra)}")
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise a ConfigError if a picture is asked for (``--plot``) that cannot be drawn."""
+    """Raise a ConfigError if the picture of ``--plot`` cannot be drawn."""
     if path is not None:
         need("vl_convert", "--plot")
         from specsim.show.charts import check_suffix
@@ -149,7 +149,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def can_draw(picture: str) -> bool:
-    """Return whether a picture beside other results can be drawn; if not, warn of that."""
+    """Return whether a picture beside other results can be drawn; warn if not."""
     if find_spec("vl_convert") is not None:
         return True
     warn([f"{picture} is left out: {_how_to_install('vl_convert', 'plots')}"])
@@ -165,7 +165,7 @@ _FILE_WIDTH = 160
 
 
 class Advance:
-    """Told how far some work has come, for a bar on a terminal; elsewhere nothing is shown."""
+    """Receives the progress of some work for a bar on a terminal."""
 
     def __init__(self, bars: Any = None, task: Any = None) -> None:
         self._bars, self._task = bars, task
@@ -178,7 +178,7 @@ class Advance:
             self._bars.update(self._task, completed=done, visible=True)
 
     def stage(self, description: str) -> None:
-        """Say what is done next, elsewhere as a line of its own: it may take minutes."""
+        """Show the next stage, without a terminal as a line of its own: it may take minutes."""
         if self._bars:
             self._bars.update(self._task, description=description)
         else:
@@ -186,7 +186,7 @@ class Advance:
 
 
 def console(**settings: Any) -> Any:
-    """Return a `rich.console.Console` that prints a name such as ``mine:Running:k=3`` as it is."""
+    """Return a `rich.console.Console` that prints names such as ``mine:Running:k=3`` unchanged."""
     from rich.console import Console
 
     return Console(emoji=False, **settings)
@@ -194,7 +194,7 @@ def console(**settings: Any) -> Any:
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Advance]:
-    """Show a bar on a terminal, once the work has taken a second; elsewhere nothing."""
+    """Show a bar on a terminal once the work has taken a second; nothing elsewhere."""
     terminal = console(stderr=True)
     if not terminal.is_terminal:
         yield Advance()
@@ -215,7 +215,7 @@ def progress(description: str, total: int | None) -> Iterator[Advance]:
 
 @contextmanager
 def spinner(description: str) -> Iterator[None]:
-    """Show on a terminal that work of unknown length goes on; elsewhere nothing."""
+    """Show a spinner on a terminal for work of unknown length; nothing elsewhere."""
     terminal = console(stderr=True)
     if not terminal.is_terminal:
         yield
@@ -225,10 +225,10 @@ def spinner(description: str) -> Iterator[None]:
 
 
 def show(*tables: Any, to_stderr: bool = False) -> None:
-    """Print tables to standard output, or where that is for another program, to standard error."""
+    """Print tables to standard output, or to standard error if other output goes there."""
     from rich.table import Table
 
-    # Into a file or pipe nothing has to fit, and nothing is cut.
+    # A file or pipe has no width, so nothing is cut.
     stream = sys.stderr if to_stderr else sys.stdout
     shown_on = console(width=None if stream.isatty() else _FILE_WIDTH, stderr=to_stderr)
     for shown in tables:
@@ -239,9 +239,9 @@ def show(*tables: Any, to_stderr: bool = False) -> None:
 
 
 def keep_numbers_whole(table: Any, console: Any) -> None:
-    """Break no number in two, nor a word above it if there is room.
+    """Never break a number in a table, nor a word of its head if there is room.
 
-    On a narrow terminal padding goes first, then lines get longer.
+    On a narrow terminal padding is removed first, then lines exceed the width.
     """
     from rich.measure import Measurement
 
@@ -270,7 +270,7 @@ def keep_numbers_whole(table: Any, console: Any) -> None:
 
 
 def say(sentences: Iterable[str]) -> None:
-    """Print sentences, a line each; a terminal breaks them between words."""
+    """Print sentences, one per line; a terminal breaks them between words."""
     if not sys.stdout.isatty():
         typer.echo("\n".join(sentences))
         return
@@ -290,9 +290,9 @@ _NAMES = {float: "NUMBER", int: "COUNT"}
 
 
 def with_numbers(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose numbers may be written as specsim prints them: 1,000 and 90 %.
+    """Return a command whose number options also take specsim's own output: 1,000 and 90 %.
 
-    Percentages are for shares alone, which are the options of at most 1.
+    Percentages are for shares only: options with a maximum of 1.
     """
     for name, parameter in signature(command).parameters.items():
         kind, option = parameter.annotation, parameter.default
@@ -314,10 +314,10 @@ def _reader(
     rule = f"should be a {'whole ' if kind is int else ''}number, such as {examples}"
 
     def read(text: Any) -> Any:
-        if not isinstance(text, str):  # a default
+        if not isinstance(text, str):  # a default value
             return text
         value = number_in(text, kind, is_share=is_share)
-        # No ConfigError: the library that calls this would put a ValueError into its own words.
+        # No ConfigError: Typer would replace the text of a ValueError.
         if value is None:
             raise SpecsimError(f"{option} {text:.80}: {rule}")
         if (low is not None and value < low) or (high is not None and value > high):

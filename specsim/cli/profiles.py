@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specsim.reality.profile_fit import ProfileErrors
 
 Made = TypeVar("Made", bound="from_roofline.MadeProfile")
-_SLOW_STEP = 1.0  # seconds; a slower one is likelier of another unit than of a slower machine
+_SLOW_STEP = 1.0  # seconds; slower steps rather mean a wrong unit than a slow machine
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
@@ -119,7 +119,7 @@ def _fit_steps(
     out: Path | None,
     json_out: Path | None,
 ) -> None:
-    """Fit to measured steps of a model on a GPU, and so many of them."""
+    """Fit to measured steps of a model on a number of GPUs of a kind."""
     from specsim.core.settings import as_yaml, nearest
     from specsim.hardware.specs import load_gpu, load_model
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
@@ -147,7 +147,7 @@ def _fit_steps(
                 load_gpu(found.gpu)
             fitted = [fit_and_test(points, kind, seed, source, keeps_sum=is_run)]
             for each in (each for each in KINDS if each != kind):
-                with suppress(ProfileError):  # such as two regimes of decodes alone
+                with suppress(ProfileError):  # two kinds of steps may be too few for it
                     fitted.append(fit_and_test(points, each, seed, source, keeps_sum=is_run))
         chosen = fitted[0]
         write_json(json_file, {each.kind: each.to_dict() for each in fitted})
@@ -210,7 +210,7 @@ def show_profile(
 
 
 def _compared(profile: "Profile", steps: Path, **limits: int) -> "ProfileErrors":
-    """Return how far a profile is from measured steps, and warn where these hold more."""
+    """Return the errors of a profile on measured steps; warn if steps exceed its range."""
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
 
     with spinner(f"reading {steps.name}"):
@@ -250,7 +250,7 @@ def _drafts(given: list[str] | None) -> dict[str, str]:
     pairs = parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
     known = [name for name, each in PROPOSERS.all_members().items() if each.is_model]
     for method, model in pairs.items():
-        # A class of one's own is named by its path; draft_models have each under its own name.
+        # A user's class is named by its path; draft_models have their own names.
         if ":" not in method and method not in (*known, model):
             raise ConfigError(
                 f"--draft {method}={model}: no method '{method}' runs a model; "
@@ -263,7 +263,7 @@ def _make(
     made_of: Callable[[], "Made"], table: Callable[["Made", int], "Table"], context: int,
     out: Path | None, **style: Any,
 ) -> None:  # fmt: skip
-    """Make a profile and print it, or where it is; the table goes where it is not in the way."""
+    """Make a profile and print it, or its path; the table goes to the other stream."""
     from specsim.core.settings import as_yaml
 
     with output_file(out) as file:

@@ -287,7 +287,7 @@ acceptance_app = typer.Typer(help="Fit acceptance models to recorded data.", no_
 
 @acceptance_app.callback()
 def _group() -> None:
-    """Keep ``fit`` a command of its own, though it is the only one."""
+    """Keep ``fit`` a subcommand, although it is the only one."""
 
 
 @acceptance_app.command()

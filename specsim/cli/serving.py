@@ -1,4 +1,4 @@
-"""Commands that go on until Ctrl-C: ``serve`` and ``ui``; and what vLLM calls when it starts."""
+"""Commands that run until Ctrl-C, ``serve`` and ``ui``; and a plug-in that vLLM calls at start."""
 
 import json
 import sys
@@ -116,10 +116,10 @@ def ui(
 
 
 def check_vllm_start() -> None:
-    """End a start of vLLM whose policy cannot decide there, or whose log exists already.
+    """End a start of vLLM whose policy cannot decide there, or whose log already exists.
 
-    Called for every vLLM where specsim is installed, in the process that reads the command line
-    before any model is loaded; a scheduler is made after that (vLLM 0.32.0 ``plugins/__init__.py
+    vLLM calls this in every installation with specsim, in the process that reads the command line,
+    before any model is loaded; a scheduler is made later (vLLM 0.32.0 ``plugins/__init__.py
     load_general_plugins``, ``engine/arg_utils.py EngineArgs.__post_init__``).
     """
     if not any("specsim.vllm." in word for word in sys.argv):
@@ -143,12 +143,12 @@ def check_vllm_start() -> None:
 
 
 def _additional_config(words: list[str]) -> Any:
-    """Return what a command line says there in JSON; None if nothing, or in another way."""
+    """Return the JSON of --additional-config in a command line; None without, or in other form."""
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") == "--additional-config":
             try:
                 return json.loads(value if equals else following)
             except ValueError:
-                return None  # vLLM says so
+                return None  # vLLM reports it
     return None

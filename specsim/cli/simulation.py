@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class ManyPolicies(TyperCommand):
-    """Lets ``--policies a b c`` mean ``--policies a --policies b --policies c``."""
+    """Allows ``--policies a b c`` for ``--policies a --policies b --policies c``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat the option before every value that follows it."""
+        """Repeat the option before each value that follows it."""
         expanded: list[str] = []
         takes_more = False
         for arg in args:

@@ -1,6 +1,6 @@
-"""Commands that answer a question by many runs, and those that begin.
+"""Commands that answer a question by many runs, and commands for beginners.
 
-They are ``capacity``, ``tune``, ``gate``, ``split`` and ``plan``, ``init`` and ``demo``.
+They are ``capacity``, ``tune``, ``gate``, ``split`` and ``plan``; ``init`` and ``demo``.
 """
 
 import json
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_REQUESTS = 64_000
 _NOT_ASKED = ("config", "drive", "overrides", "seed", "out")
-"""Options of `capacity` that its function in Python has not, or under another name."""
+"""Options of `capacity` that its Python function lacks, or names otherwise."""
 
 
 def capacity(
@@ -268,7 +268,7 @@ def _say(lines: list[str]) -> None:
 def _judged(
     baseline: Path, current: Path, overrides: list[str], tolerance: list[str], workers: int
 ) -> "GateVerdict | GateFailure":
-    """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
+    """Return a verdict or a failure; files of an older one are replaced in both cases."""
     from specsim.study.gate import GateResults, parse_tolerances
     from specsim.study.gate.verdict import GateFailure
     from specsim.study.gate.verdict import gate as run_gate
@@ -492,7 +492,7 @@ def init(
         option = first_option(question)
         experiment = with_replicas(option, question, 1)
         about = f"one {option.hardware.label}; for how many: specsim plan, with the same answers"
-        if experiment.profile == PROFILE_FILE:  # which none is shipped of
+        if experiment.profile == PROFILE_FILE:  # of which none is shipped
             beside = out.with_name(f"{out.stem}-{PROFILE_FILE}")
             with output_file(beside) as profile_file:
                 assert profile_file is not None
@@ -518,7 +518,7 @@ _QUESTIONS = {
 
 
 def _asker() -> Callable[[str, str], str]:
-    """Return what asks one question: at the terminal, or of the lines that are piped in."""
+    """Return a function that asks one question: at the terminal, or from piped lines."""
     if sys.stdin.isatty():
         return lambda text, proposed: str(typer.prompt(text, default=proposed))
     lines = iter(sys.stdin.read(100_000).splitlines())

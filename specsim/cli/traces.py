@@ -182,7 +182,7 @@ def draft_eval(
     for name in grid_options(grid or [])[0]:
         if name in fixed:
             raise ConfigError(f"--opt {name}: --grid has it, too; give one of them")
-    # All of them are checked before the first one is evaluated.
+    # All combinations are checked before the first is evaluated.
     drafters = [
         (options, parse_drafter(proposer, {**fixed, **options}, "draft-eval"))
         for options in grid_options(grid or [])

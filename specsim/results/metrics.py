@@ -246,10 +246,7 @@ def session_metrics(requests: Requests) -> dict[str, Any]:
 
 
 def _waited_for_again(requests: Requests) -> float:
-    """Return the part of all latencies in which an earlier turn of the session was open, s.
-
-    Agents may wait for several turns at once.
-    """
+    """Return the part of latencies, s, in which an agent still waited for an earlier turn, too."""
     again, until = 0.0, dict[int, float]()
     names = ("session", "arrived_at", "ended_at")
     order = np.argsort(requests["arrived_at"], kind="stable")

@@ -1,4 +1,4 @@
-"""Serve: an experiment as a server that answers OpenAI's API, without a GPU, on the wall clock."""
+"""Serve: an experiment as a server with OpenAI's API, without a GPU, on the wall clock."""
 
 import asyncio
 import contextlib
@@ -31,22 +31,23 @@ class ServeOptions:
     port: int = 8000
     speed: float = 1.0
     is_each: bool = False
-    """Whether each replica has a port of its own, and no router stands before them."""
-    model: str | None = None  # name that is served; by default the profile's
+    """Whether each replica has a port of its own, without a router."""
+    model: str | None = None  # name of the served model; by default the profile's
     tokenizer: Path | None = None
     api_key: str | None = None
     log: Path | None = None
-    max_requests: int = 4096  # answers that may be unfinished at once
+    max_requests: int = 4096  # unfinished answers at a time
     max_connections: int = 2048
     max_body: int = 16 << 20  # bytes
     request_timeout: float = 30.0
-    """Seconds in which a request has to come: its head since the answer before it, and its body."""
+    """Time limit of a request, seconds: for its head after the previous answer, and for its
+    body."""
     fault_rate: float = 0.0
-    """Share of the requests for an answer that get a 500 or 503, by the experiment's seed."""
-    grace: float = 30.0  # seconds that unfinished requests have once the server is told to end
+    """Share of the requests for an answer that get a 500 or 503, drawn by the experiment's seed."""
+    grace: float = 30.0  # time for unfinished requests after the signal to end, seconds
 
 
-_OTHER_FILES = 64  # that are open beside connections
+_OTHER_FILES = 64  # open files besides connections
 _FULL = json.dumps(error_body(503, "too many connections")).encode()
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -55,7 +56,7 @@ _FULL = (
 
 
 def _most_connections(wanted: int) -> int:
-    """Return how many connections there may be, having asked the system for as many files."""
+    """Return the possible number of connections, after raising the limit of open files."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -77,7 +78,7 @@ class _Refused(asyncio.Protocol):
 
 
 def services(experiment: Experiment, options: ServeOptions) -> list[Service]:
-    """Return what answers at each port: one service, or one for each replica."""
+    """Return the service of each port: one in all, or one per replica."""
     texts = Texts(experiment.seed, options.tokenizer)
     experiments = [experiment]
     if options.is_each:
@@ -94,7 +95,7 @@ def services(experiment: Experiment, options: ServeOptions) -> list[Service]:
 
 
 def _alone(experiment: Experiment, number: int) -> Experiment:
-    """Return one replica of an experiment as one of its own, with what happens to it."""
+    """Return one replica of an experiment as an experiment of its own, with its incidents."""
     mine = [
         incident.model_copy(update={"replica": 0})
         for incident in experiment.incidents or ()
@@ -104,7 +105,7 @@ def _alone(experiment: Experiment, number: int) -> Experiment:
 
 
 def _log() -> logging.Logger:
-    """Return where aiohttp tells of faults: what clients do wrong is none, and they have heard."""
+    """Return aiohttp's logger without clients' mistakes, which they are told of in the answer."""
     log = logging.getLogger("specsim.serve")
     of_clients = (ConnectionError, HttpProcessingError)
     log.addFilter(lambda record: not isinstance((record.exc_info or [0, 0])[1], of_clients))
@@ -121,7 +122,7 @@ class LiveServer:
         self._most = options.max_connections
 
     async def start(self) -> list[int]:
-        """Begin to listen, and return the ports; a ConfigError if one cannot be had."""
+        """Listen, and return the ports; a ConfigError if one is not available."""
         options, loop = self._options, asyncio.get_running_loop()
         self._most = _most_connections(options.max_connections)
         ports = []
@@ -149,7 +150,7 @@ class LiveServer:
                     f"--port {port}: cannot be had on {options.host} ({error}); "
                     "choose another, or 0 for any that is free"
                 ) from error
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: who reads nothing is cut off
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: cuts off clients that read nothing
                 patience = max(1, int(options.request_timeout * 1e3))
                 for each in listener.sockets:
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
@@ -176,7 +177,7 @@ class LiveServer:
         return sum(len(server.connections) for server in servers if server is not None)
 
     async def stop(self) -> int:
-        """Take no more requests, let those on their way end, cut what is left; return how many."""
+        """Refuse new requests, wait for unfinished ones, cut off the rest; return their number."""
         for service in self._services:
             service.is_closing = True
         for listener in self._listeners:
@@ -199,9 +200,10 @@ class LiveServer:
 
 
 def serve(experiment: Experiment, options: ServeOptions, say: Callable[[str], None] = print) -> int:
-    """Serve an experiment until a signal ends it; return how many requests were cut off.
+    """Serve an experiment until a signal ends it; return the number of requests cut off.
 
-    What an engine raises ends it, too, and is raised: a PluginError if a user's class did.
+    An error of the engine also ends it, and is raised: a PluginError if it came from a user's
+    class.
     """
     return asyncio.run(_serve(services(experiment, options), options, say))
 
@@ -217,7 +219,7 @@ async def _serve(made: list[Service], options: ServeOptions, say: Callable[[str]
         service.live.on_fault = ended.set
     ports = await server.start()
     gc.collect()
-    gc.freeze()  # what is there now stays, and need not be looked through again
+    gc.freeze()  # objects from before serving need no more garbage collection
     for port in ports:
         say(f"serve: http://{options.host}:{port} (model {made[0].model}; Ctrl-C ends it)")
     await ended.wait()

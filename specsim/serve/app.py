@@ -1,4 +1,4 @@
-"""App: the paths of the API, and what stands behind each."""
+"""App: the paths of the API and their handlers."""
 
 import asyncio
 import json
@@ -37,18 +37,18 @@ from specsim.serve.watchers import LiveMetrics
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _MAX_BODY = web.AppKey("max_body", int)
 _BODY_TIMEOUT = web.AppKey("body_timeout", float)
-_LONG = 4096  # characters that a tokenizer is given in another thread
+_LONG = 4096  # characters from which text is tokenized in another thread
 _AT_ONCE = 1 << 13  # token ids that are written at once
 _MOST_TOKENS = 1 << 26  # of unfinished requests, prompts included: about 1.5 GiB
-_MOST_BODIES = 16  # of the longest, that may be on their way here at once
+_MOST_BODIES = 16  # bodies of the greatest length that may arrive at once
 
 _Kind = TypeVar("_Kind", bound=Body)
 
 
 class Service:
-    """One address: an engine, and what is said in its name.
+    """One address: an engine behind the API.
 
-    Requests for an answer get an error instead with the chance `fault_rate`.
+    Requests for an answer get an error instead with probability `fault_rate`.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Service:
         self._fault_rate = fault_rate
         self._luck = generator(live.experiment.seed, "serve_faults")
         self._turns = Turns()
-        self._coming = 0  # bytes of bodies that have not come to their end
+        self._coming = 0  # bytes of bodies that have not arrived completely
 
     def app(self, max_body: int, body_timeout: float) -> web.Application:
-        """Return the application; bodies of more bytes, or that take more seconds, are refused."""
+        """Return the application, which refuses larger bodies (bytes) and slower ones (seconds)."""
         app = web.Application(client_max_size=max_body, middlewares=[self._guard])
         app[_MAX_BODY], app[_BODY_TIMEOUT] = max_body, body_timeout
         for path, get in (
@@ -91,7 +91,7 @@ class Service:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the key, and answer whatever goes wrong as OpenAI's clients expect it."""
+        """Check the key, and report any error in the form that OpenAI's clients expect."""
         try:
             if self._api_key is not None and request.path.startswith("/v1"):
                 given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
@@ -109,7 +109,7 @@ class Service:
         return web.Response(status=200 if self.live.is_up else 503)
 
     async def _version(self, request: web.Request) -> web.Response:
-        # Clients compare it with vLLM's: a version of vLLM, and behind the plus sign whose it is.
+        # Clients compare it with vLLM's: a version of vLLM, and specsim's after the plus sign.
         simulated = self.live.deployment.engine.vllm_version
         return web.json_response({"version": f"{simulated}.0+specsim.{__version__}"})
 
@@ -171,14 +171,14 @@ class Service:
         return await self._answer(request, body, at, [prompt], body.limit, [])
 
     async def _asked(self, kind: type[_Kind], request: web.Request) -> _Kind:
-        """Return what a request asks for, once it is its turn."""
+        """Return the parsed body of a request, once it has its turn."""
         data = await self._read(request)
         await self._turns.turn()
         await check_size(data, self._turns)
         return parsed(kind, data)
 
     async def _read(self, request: web.Request) -> bytes:
-        """Return the body of a request; a Refusal if it is too long, or does not come."""
+        """Return the body of a request; a Refusal if it is too long or too slow."""
         most, timeout = request.app[_MAX_BODY], request.app[_BODY_TIMEOUT]
         too_long = Refusal(413, f"the body has more than {most} bytes")
         if (request.content_length or 0) > most:
@@ -217,10 +217,10 @@ class Service:
             raise Refusal(400, f"{field}: {error}", field) from error
 
     async def _rendered(self, messages: list[Message], tools: Tools) -> Ids:
-        """Return a conversation's tokens: of each message its role, its text, and an end.
+        """Return a conversation's tokens: for each message its role, its text, and an end.
 
-        Piece by piece, so that an answer that comes back in the next turn has the same tokens.
-        Tools are described before all messages, where templates of models have them.
+        Each piece is tokenized by itself, so that an answer has the same tokens when it returns in
+        the next turn. Tools come before all messages, as in the templates of models.
         """
         pieces = []
         if tools:
@@ -287,7 +287,7 @@ class Service:
         return response
 
     async def _sent_whole(self, request: web.Request, pieces: list[str]) -> web.StreamResponse:
-        """Send JSON, which is ASCII, piece by piece."""
+        """Send JSON text, which is ASCII, piece by piece."""
         response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
         response.content_length = sum(map(len, pieces))
         await response.prepare(request)
@@ -299,7 +299,7 @@ class Service:
     async def _submit(self, reply: Reply, at: float) -> None:
         if (
             len(reply.answers) > self.live.drafting.num_free
-        ):  # others have come since that was asked
+        ):  # other requests have come since that check
             reply.failed(reply.answers[0], "too many requests are unfinished")
         async for answer in self._turns.each(reply.answers):
             if reply.done.done():
@@ -338,7 +338,7 @@ class Service:
             )
 
     def check_count(self, asked: int) -> None:
-        """Refuse more answers than there is room for, ever or now."""
+        """Refuse more answers than there is room for, in general or now."""
         drafting = self.live.drafting
         if asked > len(drafting.requests):
             most = f"at most {len(drafting.requests):,} may be unfinished at once (--max-requests)"
@@ -354,7 +354,7 @@ class Service:
         max_tokens: int | None,
         reply: Reply,
     ) -> LiveAnswer:
-        """Return an answer as it will be: how long, what it says, and why it ends."""
+        """Return an answer with its length, its text and the reason for its end."""
         number = next(self.live.numbers)
         limit = min(max_tokens or self._max_model_len, self._max_model_len - len(prompt))
         natural = limit + 1 if body.ignore_eos else max(next(self.live.lengths), body.min_tokens)
@@ -384,7 +384,7 @@ class Service:
 
 
 def _stop(filler: Filler, stop: str, min_tokens: int) -> tuple[int, int] | None:
-    """Return after how many tokens, and where in the text, a stop string ends an answer."""
+    """Return the tokens and characters after which a stop string ends an answer; or None."""
     first = int(filler.ends[min_tokens - 1]) if 0 < min_tokens <= len(filler.ends) else 0
     at = filler.text.find(stop, first)
     if at < 0:

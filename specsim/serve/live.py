@@ -1,12 +1,9 @@
 """Live: the engine of an experiment on the wall clock, in an asyncio loop.
 
-The same replicas, router and incidents as in a simulation, on the same event clock. That clock is
-never ahead of the wall clock: it is let run up to now whenever the next thing is due, or a request
-comes or goes.
-
-What is much work for one request is done in turns of a few milliseconds, so that the loop goes on.
-All requests share them: while one has its turn the others wait in order, and what comes in between
-(a health check, a step of the engine) does not wait for all of them.
+The replicas, router and incidents are those of a simulation, on the same event clock, which is
+never ahead of the wall clock: it runs up to now when the next event is due, or a request comes or
+goes. Long work for a request is done in slices of a few milliseconds, which all requests share in
+turn, so that the loop and what else comes (a health check, a step) need not wait.
 """
 
 import asyncio
@@ -45,72 +42,69 @@ _Item = TypeVar("_Item")
 
 
 class Turns:
-    """Whose turn it is to work, and since when."""
+    """Gives each request its turn to work, and limits the turn's time."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._since = 0.0
 
     async def turn(self) -> None:
-        """Wait until it is the caller's turn, and the loop has done what else there was."""
+        """Wait for the caller's turn, after the loop has done its other work."""
         async with self._lock:
             if monotonic() - self._since > SLICE:
                 await asyncio.sleep(0)
                 self._since = monotonic()
 
     async def each(self, items: Iterable[_Item]) -> AsyncIterator[_Item]:
-        """Yield items, and wait for a turn where those before have taken one."""
+        """Yield items, with a wait for the next turn whenever a turn is used up."""
         for item in items:
             yield item
             if monotonic() - self._since > SLICE:
                 await self.turn()
 
 
-_AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
-_MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
-_LENGTHS = 4096  # drawn at once
+_AT_ONCE = 4  # deliveries sent before the loop looks for requests
+_MOST_UNSENT = 4096  # unsent deliveries from which all are sent before anything else
+_LENGTHS = 4096  # answer lengths drawn at once
 
 
 class Sink(Protocol):
-    """Whoever waits for an answer."""
+    """A receiver of answers."""
 
     def delivered(self, answer: "LiveAnswer", first: int, end: int) -> None:
-        """Take tokens `first` to `end` of an answer, which a step has delivered."""
+        """Receive the tokens `first` to `end` of an answer, delivered by a step."""
 
     def failed(self, answer: "LiveAnswer", why: str) -> None:
-        """Hear that an answer will not come to its end."""
+        """Learn that an answer will not be completed, and why."""
 
 
 class LiveAnswer:
-    """One answer on its way: a request of the engine, and what is known of it here.
-
-    Times are simulated seconds, lengths tokens.
-    """
+    """One unfinished answer and its request; times are simulated seconds, lengths tokens."""
 
     def __init__(self, request: Request, place: int, filler: Filler, sink: Sink) -> None:
         self.request = request
-        self.place = place  # which of the answers to its HTTP request it is
+        self.place = place  # index among the answers to its HTTP request
         self.filler = filler
         self.sink = sink
         self.finish = "length"
         self.text_len = len(filler.text)
-        """Characters that are sent: fewer than there are, if a stop string ends it."""
+        """Characters to send: fewer than the text has if a stop string ends it."""
         self.index = -1
         self.sent_len = 0
         self.first_token_at = self.last_token_at = 0.0
         self.deliveries: list[tuple[float, int]] = []
         self.drafts: list[tuple[int, int, int]] = []
-        self.row: Any = None  # the engine's own record of it, once it has ended
+        self.row: Any = None  # the engine's record of the request, once it has ended
 
     @property
     def num_tokens(self) -> int:
-        """Its prompt, and all of it."""
+        """Tokens of its prompt and its whole output."""
         return self.request.prompt_len + self.request.output_len
 
     def metrics(self, speed: float, max_draft_len: int) -> dict[str, Any]:
-        """Return what vLLM tells of a request, on a clock that runs `speed` times as fast.
+        """Return vLLM's metrics of a request, with times of a clock `speed` times as fast.
 
-        With ``--enable-per-request-metrics --per-request-spec-decode-metrics detailed`` (vLLM
+        As with ``--enable-per-request-metrics --per-request-spec-decode-metrics detailed`` (vLLM
         0.32.0 ``entrypoints/generate/base/serving.py``).
 
         Args:
@@ -153,40 +147,40 @@ class LiveAnswer:
         return found
 
     def text(self, first: int, end: int) -> str:
-        """Return what is sent of some of its tokens."""
+        """Return the text of tokens `first` to `end`, as far as it is sent."""
         ends = self.filler.ends
         start = int(ends[first - 1]) if first else 0
         return self.filler.text[start : min(int(ends[end - 1]), self.text_len)]
 
 
 class Watcher:
-    """Whoever counts: the metrics, and the log. By default nothing is done."""
+    """Base of metrics and log; the methods do nothing by default."""
 
     def stepped(self, engine: int, step: StepView) -> None:
-        """See a step that has come back."""
+        """Called after each step."""
 
     def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
-        """See a delivery, and how long it came after the one before it, seconds."""
+        """Called at each delivery; `gap` is the time since the previous one, seconds."""
 
     def ended(self, engine: int, answer: LiveAnswer) -> None:
-        """See an answer come to its end."""
+        """Called when an answer is complete."""
 
     def broken_off(self, engine: int, answer: LiveAnswer, why: str) -> None:
-        """See an answer that does not; it was at engine 0 if it had reached none."""
+        """Called when an answer is broken off; `engine` is 0 if it had not reached one."""
 
     def close(self) -> None:
-        """See the end."""
+        """Called when the server ends."""
 
 
 class _WallClock(EventClock):
-    """An event clock that is told how late it is."""
+    """An event clock that follows the wall clock."""
 
     def catch_up(self, now: float) -> None:
-        """Let what happens up to now happen, or as much of it as a moment suffices for."""
+        """Run events up to `now`, or as many as a moment is enough for."""
         until = monotonic() + SLICE
         while (due := self.peek()) <= now:
             if monotonic() > until and due > self.now:
-                # What comes now comes at no other's instant.
+                # Later arrivals must not fall on this instant.
                 self.skip_to(self.now + (due - self.now) / 2)
                 return
             self.step()
@@ -194,22 +188,22 @@ class _WallClock(EventClock):
 
 
 class _UpToNow(Cluster):
-    """A cluster to which clients outside send."""
+    """A cluster whose requests come from clients outside."""
 
     is_alone = False
     numbers: NDArray[np.int64]
-    """Of the request of each index, by which replicas know it, but not the router."""
+    """Number of the request at each index; replicas use the index, the router the number."""
 
     def number_of(self, request: Request) -> int:
-        """Return what a request is called to the router."""
+        """Return the number of a request, which the router uses."""
         return int(self.numbers[request.index])
 
 
 class _NoRecords(ReplicaRecords):
-    """Forgets what a replica hands over: nobody asks for it, and it would grow for ever."""
+    """Discards records, which are not used here and would grow forever."""
 
     def add_requests(self, rows: NDArray[np.void]) -> None:
-        """Forget them."""
+        """Discard requests."""
 
     add_gaps = add_seconds = add_requests
 
@@ -217,7 +211,8 @@ class _NoRecords(ReplicaRecords):
 class Live:
     """An experiment's engines on the wall clock, or `speed` times as fast.
 
-    At most `size` requests may be unfinished. A SpecsimError if the experiment cannot be served.
+    At most `size` requests may be unfinished. Raises a SpecsimError if the experiment cannot be
+    served.
     """
 
     def __init__(self, experiment: Experiment, *, speed: float = 1.0, size: int = 4096) -> None:
@@ -228,16 +223,16 @@ class Live:
         self.watchers: list[Watcher] = []
         self.replicas: dict[int, Replica] = {}  # those that are up, by number
         self.lengths = _answer_lens(experiment)
-        self.numbers = count()  # of the requests: those of a simulation of the same ones
-        self._answers: dict[int, LiveAnswer] = {}  # those on their way, by index
-        self.num_tokens = 0  # of those, prompts included
+        self.numbers = count()  # of the requests, as in a simulation of the same ones
+        self._answers: dict[int, LiveAnswer] = {}  # unfinished ones, by index
+        self.num_tokens = 0  # of unfinished requests, prompts included
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None
         self._outbox: deque[tuple[LiveAnswer, int, int]] = deque()
-        """Deliveries, by first and end token, that have not been sent yet."""
+        """Deliveries that have not been sent yet: (answer, first token, end)."""
         self._is_sending = False
         self.fault: Exception | None = None
-        """What ended the engine: a fault of ours, or a PluginError of who wrote a plug-in."""
+        """The error that ended the engine: a bug here, or a PluginError."""
         self.on_fault: Callable[[], object] = lambda: None
         self._origin = self._sent_at = 0.0
         self._clock = _WallClock()
@@ -278,24 +273,24 @@ class Live:
         return (self._loop.time() - self._origin) * self.speed
 
     def start(self) -> None:
-        """Let time begin, in the running loop."""
+        """Start the clock in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._origin = self._loop.time()
         self._alarm = Alarm(self._tick)
         self._tick()
 
     def stop(self) -> None:
-        """Let time stand still."""
+        """Stop the clock."""
         if self._alarm is not None:
             self._alarm.close()
         self._alarm = None
 
     def submit(self, answer: LiveAnswer, at: float) -> None:
-        """Send a request to the router that came at a time, or as soon after it as time allows."""
-        if not self.drafting.num_free:  # others have come since that was asked
+        """Send a request to the router, as arriving at `at` or as soon after it as possible."""
+        if not self.drafting.num_free:  # other requests have come since that check
             answer.sink.failed(answer, "too many requests are unfinished")
             return
-        self._sent_at = at = max(at, self._sent_at)  # bodies come in another order than heads
+        self._sent_at = at = max(at, self._sent_at)  # bodies arrive in another order than heads
         reaches_at = self.front.reaches_at(at, 0, answer.request.prompt_len)
         instant = max(reaches_at, self._clock.now)
         arrived_at = instant - float(self.front.delays[0])
@@ -308,18 +303,18 @@ class Live:
         self._due(instant)
 
     def _submit(self, answer: LiveAnswer, placed: Request) -> None:
-        if self._answers.get(answer.index) is answer:  # it has not gone on the way
+        if self._answers.get(answer.index) is answer:  # unless it was withdrawn on the way
             self._cluster.submit(placed)
 
     def withdraw(self, answer: LiveAnswer, why: str = "the client has gone") -> None:
-        """Drop an answer that nobody waits for any more."""
+        """Drop an answer whose receiver is gone."""
         if self._answers.get(answer.index) is answer:
             self._run()
             self._drop(answer, why)
 
     def _drop(self, answer: LiveAnswer, why: str) -> None:
         if self._answers.get(answer.index) is not answer:
-            return  # it has just come to its end
+            return  # it has just ended
         engine = None if self.fault else self._cluster.withdraw(answer.index)
         self._forget(answer)
         for watcher in self.watchers:
@@ -336,7 +331,7 @@ class Live:
             try:
                 with blamed():
                     self._clock.catch_up(self.now)
-            except Exception as error:  # whoever waits must hear of it
+            except Exception as error:  # all receivers must learn of it
                 self.fault = error
                 self.on_fault()
                 self.fail_all("the engine has failed; see what the server says")
@@ -355,14 +350,14 @@ class Live:
         self._due(self._clock.peek())
 
     def _due(self, instant: float) -> None:
-        """See to it that the clock runs at an instant, if it does not before."""
+        """Let the clock run at an instant, unless it does before."""
         if self._alarm is not None and instant < inf:
             self._alarm.set(self._origin + instant / self.speed)
 
     def land(self, engine: int, step: StepView) -> None:
-        """Hand out what a step has delivered."""
+        """Distribute the deliveries of a step."""
         at = float(step.record["ended_at"])
-        # The last to be admitted first: who waits for the first token is to have it in time.
+        # Latest admissions first, so that first tokens are on time.
         columns = (step[name][::-1].tolist() for name in _COLUMNS)
         for index, row, emitted_len, drafted, accepted in zip(*columns, strict=True):
             if not emitted_len:
@@ -393,7 +388,7 @@ class Live:
             watcher.stepped(engine, step)
 
     def _send(self) -> None:
-        """Send some deliveries; between them the loop hears of new requests, and when they came."""
+        """Send some deliveries, with pauses in which the loop accepts new requests in time."""
         outbox = self._outbox
         for _ in range(_AT_ONCE if len(outbox) < _MOST_UNSENT else len(outbox)):
             if not outbox:
@@ -411,23 +406,23 @@ _COLUMNS = ("request", "row", "emitted_len", "verified_len", "accepted_len")
 
 
 class Deliverer:
-    """Watches a replica, and tells what it delivers."""
+    """Observes a replica, and reports its deliveries."""
 
     def __init__(self, live: Live, number: int) -> None:
         self._live, self._number = live, number
 
     def scheduled(self, step: StepView) -> None:
-        """Nothing is to be told yet."""
+        """Do nothing: there is no delivery yet."""
 
     def delivered(self, step: StepView) -> None:
         self._live.land(self._number, step)
 
 
 def _answer_lens(experiment: Experiment) -> Iterator[int]:
-    """Return how long answers are that end by themselves, as the workload has them, tokens."""
+    """Yield lengths of answers without a limit, drawn from the workload, tokens."""
     workload, seed = experiment.workload, experiment.seed
     if workload.lengths is not None:
-        rows = min(workload.lengths.num_rows or _LENGTHS, _LENGTHS)  # of a log, which begins anew
+        rows = min(workload.lengths.num_rows or _LENGTHS, _LENGTHS)  # of a trace, which repeats
         parts = (
             drawn(workload.lengths, generator(seed, "serve", str(number)), rows)
             for number in count()

@@ -1,9 +1,9 @@
-"""The facts of a run whose requests are not known before they come.
+"""The facts of a run whose requests are not known before they arrive.
 
-A run settles everything that does not change about its requests before it begins, in arrays by
-request. Here these arrays have a place for as many requests as may be unfinished at once, each with
-room for the longest answer, and a place is filled in when a request takes it and used again after
-its end. Memory is touched only as far as requests are long.
+A simulation settles all constants of its requests before it begins, in arrays by request. Here
+these arrays have a place for each request that may be unfinished at a time, with room for the
+longest answer; a place is filled when a request takes it, and reused after its end. Memory is only
+used as far as requests are long.
 """
 
 import mmap
@@ -32,16 +32,16 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 
-_KEY_BITS = 40  # of an identity: what the engine leaves for it beside the group
-_SAMPLE, _SAMPLE_LEN = 128, 256  # requests, and tokens of each, in which chances are counted
+_KEY_BITS = 40  # of a block's identity: what the engine leaves beside the group
+_SAMPLE, _SAMPLE_LEN = 128, 256  # requests, and tokens of each, by which chances are estimated
 _FREE = Request(index=0, prompt_len=1, output_len=1)
 
 
 class LiveDrafting(Drafting):
-    """What `Drafting` settles for a whole run, settled request by request.
+    """`Drafting` that settles request by request instead of a whole run.
 
-    Request k draws its luck as request k of a simulation does. A ConfigError if the policy or the
-    acceptance model needs what only a whole run has.
+    Request k draws the luck of request k in a simulation. Raises a ConfigError if the policy or the
+    acceptance model needs a whole run.
     """
 
     def __init__(self, experiment: Experiment, deployment: Deployment, size: int) -> None:
@@ -73,28 +73,29 @@ class LiveDrafting(Drafting):
         self.survival_lens = _untouched(room, np.uint8)
         self._free = np.ones(size, dtype=bool)
         self._lasting: dict[int, list[PerRequest]] = {}
-        """What a policy of ours, or one that is loops, remembers of single requests, by replica."""
+        """Per-request memory of the policy, by replica; only for policies of specsim, or of
+        loops."""
         self.num_free = size
         self.numbers = np.zeros(size, dtype=np.int64)
-        """The request of each index: its number, counted over all."""
+        """Number of the request at each index, counted over all requests."""
 
     def start(self, replica: int) -> Speculation:
-        """Return the speculation of one replica, with fresh memories."""
+        """Return the speculation of one replica, with new memories."""
         speculation = super().start(replica)
         if is_shipped(speculation.policy) or isinstance(speculation.memory, LoopMemory):
             self._lasting[replica] = _per_request(speculation.memory)
-        else:  # what it remembers, and how, is its own affair: it never meets a number again
+        else:  # any other policy never meets a number twice, so its memory needs no reset
             speculation.numbers = self.numbers
         return speculation
 
     @property
     def offers(self) -> NDArray[np.uint8] | None:
-        """What the proposer comes up with at every output position, if that is in a table."""
+        """The draft length that the proposer finds at each position; None without a table."""
         return self._offers
 
     def take(self, request: Request) -> Request:
         """Settle a request; return it with a free index, of which there must be one."""
-        index = int(self._free.argmax())  # the first, so that little memory is touched
+        index = int(self._free.argmax())  # the first one, so that little memory is touched
         self._free[index] = False
         self.numbers[index] = request.index
         for memories in self._lasting.values():
@@ -124,22 +125,22 @@ class LiveDrafting(Drafting):
         return placed
 
     def _sampled_lucks(self) -> TokenLucks:
-        """Return what decides on tokens; where it is counted, in tables of requests like these.
+        """Return the luck of tokens; counted chances come from tables of sample requests.
 
-        A table of one request alone would say of it what no drafter knows.
+        A table of the single request would tell more about it than any drafter knows.
         """
         model, luck = self._drafters[0]
         sample = [Request(index, _SAMPLE_LEN, _SAMPLE_LEN) for index in range(_SAMPLE)]
         return self._token_lucks(self._survival_tables(sample, model, luck.child("sample")))
 
     def _stated(self, request: Request, table: bytes) -> Confidences:
-        """Return how sure the drafter is of a request's drafts."""
+        """Return the drafter's confidences in the drafts of a request."""
         return self._confidences([request], *self._token_luck([request], [table]))
 
     def _keys(self, request: Request) -> NDArray[np.int64]:
-        """Return what identifies each block, prompt and answer: negative numbers of 40 bits.
+        """Return an identity for each block of prompt and answer: negative numbers of 40 bits.
 
-        Of a million blocks one in a million is taken for another.
+        Among a million blocks, one in a million is confused with another.
         """
         digests = b"".join(cast("list[bytes]", request.shared_block_keys(self._block_size)))
         numbers = np.frombuffer(digests, dtype=np.uint64)[::2] >> np.uint64(64 - _KEY_BITS)
@@ -152,9 +153,9 @@ class LiveDrafting(Drafting):
 
 
 def _untouched(size: int, kind: type) -> NDArray[Any]:
-    """Return zeros that take memory page by page, as they are written; a ConfigError if too many.
+    """Return zeros whose memory is used page by page when written; a ConfigError if too many.
 
-    Those of numpy ask for huge pages, of which a short answer for each index would fill all.
+    numpy's zeros use huge pages, which short answers at every index would all fill.
     """
     try:
         room = mmap.mmap(-1, max(1, size) * np.dtype(kind).itemsize)
@@ -164,13 +165,13 @@ def _untouched(size: int, kind: type) -> NDArray[Any]:
             "shorter engine.max_model_len"
         ) from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # a kernel without huge pages
             room.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(room, dtype=kind, count=size)
 
 
 def _per_request(memory: Any) -> list[PerRequest]:
-    """Return whatever in a policy's memory is kept request by request."""
+    """Return the parts of a policy's memory that are kept per request."""
     found, seen, left = [], set(), [memory]
     while left:
         each = left.pop()
@@ -191,7 +192,7 @@ def _per_request(memory: Any) -> list[PerRequest]:
 
 
 def _check(experiment: Experiment, deployment: Deployment) -> None:
-    """Refuse what knows the future, or needs tables of a whole run."""
+    """Raise a ConfigError for parts that know the future, or need tables of a whole run."""
     policy: Policy = deployment.policy
     proposer, acceptance = deployment.proposer, experiment.acceptance
     for name, is_set in (

@@ -1,8 +1,8 @@
-"""Protocol: what may be asked, in OpenAI's words, and what is answered.
+"""Protocol: requests in OpenAI's format, and their answers.
 
-Some of vLLM 0.32.0's own fields are known as well (``ignore_eos``, ``min_tokens``, ...). Sampling
-parameters are checked and have no effect: what an answer says is filler. Fields that nobody knows
-are ignored, as vLLM ignores them.
+Some of vLLM 0.32.0's fields are known as well (``ignore_eos``, ``min_tokens``, ...). Sampling
+parameters are checked without effect, because answers are filler text. Unknown fields are ignored,
+as in vLLM.
 """
 
 import asyncio
@@ -39,26 +39,26 @@ class Refusal(Exception):
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """Return an error as OpenAI's clients read it."""
+    """Return an error in the form that OpenAI's clients read."""
     kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 class Body(BaseModel):
-    """What is asked, or part of it; unknown fields are ignored."""
+    """A body or a part of it; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class StreamOptions(Body):
-    """What a stream holds besides the answer."""
+    """What a stream contains besides the answer."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 def _ids(given: Any) -> Ids:
-    """Return token ids; a ValueError if they are none."""
+    """Return token ids; a ValueError if `given` are none."""
     if not isinstance(given, list) or set(map(type, given)) - {int}:
         raise ValueError("token ids are a list of whole numbers")
     try:
@@ -71,7 +71,7 @@ def _ids(given: Any) -> Ids:
 
 
 def _prompts(given: Any) -> list[str | Ids]:
-    """Return the prompts of a completion, each a text or token ids; a ValueError if it has none."""
+    """Return the prompts of a completion, text or token ids; a ValueError if there is none."""
     if isinstance(given, str):
         return [given]
     kinds = set(map(type, given)) if isinstance(given, list) else {None}
@@ -90,7 +90,7 @@ Stop = Annotated[str, Field(max_length=1024)]  # characters
 
 
 class _Asked(Body):
-    """What both kinds of requests have."""
+    """Fields of both kinds of requests."""
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)
@@ -117,7 +117,7 @@ class _Asked(Body):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens of an answer; None where nothing but the context limits it."""
+        """Most tokens of an answer; None if only the context limits it."""
         return self.max_tokens
 
     @property
@@ -147,7 +147,7 @@ class CompletionBody(_Asked):
 
     @property
     def limit(self) -> int | None:
-        """As of others; an echo alone takes a token, which is not sent, as in vLLM."""
+        """As for other requests; an echo alone has one token, which is not sent, as in vLLM."""
         return 1 if self.max_tokens == 0 else self.max_tokens
 
     @model_validator(mode="after")
@@ -158,7 +158,7 @@ class CompletionBody(_Asked):
 
 
 class MessagePart(Body):
-    """A piece of a message."""
+    """A part of a message."""
 
     type: Literal["text"]
     text: str
@@ -168,7 +168,7 @@ Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None
 
 
 def described(tools: Tools) -> str:
-    """Return tools, or calls of them, as templates of models write them (``tojson``)."""
+    """Return tools, or calls of them, as the templates of models write them (``tojson``)."""
     return json.dumps(tools, ensure_ascii=False) if tools else ""
 
 
@@ -215,13 +215,13 @@ _UNSUPPORTED: dict[str, Callable[[Any], Any]] = {
     **{name: attrgetter(name) for name in ("top_logprobs", "functions")},
     "tool_choice": lambda body: body.tool_choice not in (None, "auto", "none"),
 }
-"""Fields that ask for what a simulated server has not got, and whether a body that has one does."""
+"""Fields for what a simulated server lacks, with a test whether their value asks for it."""
 
 _WHY = {"tool_choice": "a simulated server answers with text, and calls no tool; ask for 'auto'"}
 
 
 class TokenizeBody(Body):
-    """``/tokenize``: a text, or a conversation, which may have tools."""
+    """``/tokenize``: a text, or a conversation, possibly with tools."""
 
     model: str | None = None
     prompt: str | None = None
@@ -239,17 +239,17 @@ class DetokenizeBody(Body):
 _Kind = TypeVar("_Kind", bound=Body)
 
 
-_PIECE = 1 << 18  # bytes that are looked at at once
+_PIECE = 1 << 18  # bytes checked at once
 _MOST_PARTS, _MOST_VALUES = 1 << 16, 1 << 19
 
 
 async def check_size(data: bytes, turns: Turns) -> None:
-    """Refuse JSON of which parsing would take long, by how much of what it holds."""
+    """Refuse JSON that takes long to parse, by counting its parts."""
     end, is_text, num_quotes, num_lists, num_values = 0, False, 0, 0, 0
     async for _ in turns.each(range(0, len(data), _PIECE)):
         start, end = end, end + _PIECE
         piece = data[start:end]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it ends within an escape
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the piece ends within an escape
             end += 1
             piece = data[start:end]
         piece = piece.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -268,13 +268,13 @@ async def check_size(data: bytes, turns: Turns) -> None:
 
 
 def parsed(kind: type[_Kind], data: bytes) -> _Kind:
-    """Return a request's body; a Refusal that names the first field that is wrong."""
+    """Return a parsed body; a Refusal that names the first wrong field."""
     try:
         body = kind.model_validate_json(data)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         of_first = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
-        first = max(of_first, key=lambda each: len(each["loc"]))  # of a union, what came furthest
+        first = max(of_first, key=lambda each: len(each["loc"]))  # of a union, the best match
         named = [str(part) for part in first["loc"] if str(part).isalnum() or "_" in str(part)]
         where = ".".join(part for part in named[:6] if part != "str")
         why = first["msg"].removeprefix("Value error, ")
@@ -291,7 +291,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Reply:
-    """What comes back for one HTTP request: the answers to its prompts, each after its echo."""
+    """The answers to one HTTP request: one per prompt, each after its echo."""
 
     def __init__(
         self,
@@ -309,11 +309,11 @@ class Reply:
         self._metrics = metrics
         self.answers: list[LiveAnswer] = []
         self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Settled when the last answer has come: None, or why it has not."""
+        """Resolved after the last answer: None, or the reason for a failure."""
         self._left = len(prompt_lens) * self.n
 
     def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
-        """Wait for the last token of the last answer."""
+        """Finish with the last token of the last answer."""
         if end == answer.request.output_len:
             self._left -= 1
             if not self._left and not self.done.done():
@@ -325,7 +325,7 @@ class Reply:
 
     @property
     def total(self) -> dict[str, Any]:
-        """What it comes to: tokens, and of a single answer how it came about."""
+        """Return the usage in tokens, and for a single answer its metrics."""
         usage = _usage(sum(self.prompt_lens), sum(each.sent_len for each in self.answers))
         metrics = {"metrics": self._metrics(self.answers[0])} if len(self.answers) == 1 else {}
         return {"usage": usage, **metrics}
@@ -361,11 +361,11 @@ def _usage(prompt: int, output: int) -> dict[str, int]:
 
 
 class Stream(Reply):
-    """A reply that is sent while it comes, as server-sent events.
+    """A reply that is sent as it is generated, as server-sent events.
 
-    It is written straight to its connection, in the step that delivers: one chunk holds all tokens
-    that the step brings for the request, as vLLM's do. What a slow reader has not read yet waits in
-    the connection's buffer, which is bounded: then the reader is cut off.
+    It is written directly to the connection in the step that delivers; one chunk has all tokens of
+    the step for the request, as in vLLM. A slow reader's chunks wait in the connection's buffer,
+    which is bounded: beyond it the reader is cut off.
     """
 
     def __init__(self, model: str, body: CompletionBody | ChatBody, *what: Any) -> None:
@@ -375,7 +375,7 @@ class Stream(Reply):
         self._has_usage = bool(asked.include_usage)
         self._is_continuous = bool(asked.continuous_usage_stats)
         self.transport: asyncio.WriteTransport | None = None
-        """Its connection, once the header of the response has been sent on it."""
+        """The connection, once the header of the response was sent."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         self._head = (
             f'data: {{"id":"{self.id}","object":"{kind}","created":{self.created},'
@@ -406,7 +406,7 @@ class Stream(Reply):
         super().delivered(answer, first, end)
 
     def tail(self) -> bytes:
-        """Return what ends the stream."""
+        """Return the end of the stream."""
         why = self.done.result()
         if why is not None:
             return f"data: {json.dumps(error_body(503, why))}\n\n".encode() + _DONE
@@ -419,6 +419,6 @@ class Stream(Reply):
         if transport is None or transport.is_closing():
             return
         if transport.get_write_buffer_size() > 1 << 20:  # bytes that may wait for one reader
-            transport.abort()  # the handler hears of it, and withdraws the request
+            transport.abort()  # the handler notices, and withdraws the request
         else:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -1,8 +1,8 @@
-"""Text and tokens: how long a prompt is, what identifies it, and what the answers say.
+"""Text and tokens: the length and identity of a prompt, and the text of answers.
 
-Without a tokenizer a token is four bytes of UTF-8 (the last of a text may be fewer), and its id is
-what these bytes are as a little-endian number: a rule that can be undone, and close to the four
-characters of English text that a token of a large vocabulary stands for.
+Without a tokenizer a token is four bytes of UTF-8 (the last of a text may be shorter), and its id
+is these bytes as a little-endian number. The rule is reversible, and near to the four characters of
+English per token of a large vocabulary.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,29 @@ from specsim.core.errors import ConfigError
 from specsim.core.rng import Luck, stream_id
 from specsim.tokens.convert import load_tokenizer
 
-Ids = NDArray[np.integer[Any]]  # of tokens, shape (tokens,)
+Ids = NDArray[np.integer[Any]]  # token ids, shape (tokens,)
 
 _WORDS = """
     the and for are but not you all can her was one our out day get has him his how man new now old
     see two way who boy did its let put say she too use
 """.split()
-"""Three letters, and so four bytes with the space before."""
+"""Words of three letters, so four bytes with the space before."""
 _LONGER = "this that with from have will your which their there time about would".split()
-"""What else a tokenizer is likely to have a token for."""
+"""Longer words that a tokenizer probably has as one token."""
 
 
 class Filler(NamedTuple):
-    """An answer: nothing that anybody said."""
+    """The filler text of an answer."""
 
     ids: NDArray[np.int64]  # shape (tokens,)
     text: str  # plain ASCII letters and spaces
-    ends: NDArray[np.int64]  # where each token ends in the text, shape (tokens,)
+    ends: NDArray[np.int64]  # end of each token in the text, shape (tokens,)
 
 
 class Texts:
-    """Counts the tokens of prompts, and writes answers of as many tokens as are wanted.
+    """Counts the tokens of prompts, and writes answers with a given number of tokens.
 
-    A ConfigError if the tokenizer's file is none, or has too few words of one token.
+    Raises a ConfigError if the file is no tokenizer, or has too few words of one token.
     """
 
     def __init__(self, seed: int, tokenizer: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class Texts:
         return np.array(self._encode([text])[0], dtype=np.int64)
 
     def fewest(self, text: str) -> int:
-        """Return how many tokens a text has at least, as far as its length alone tells."""
+        """Return the least number of tokens that a text of this length can have."""
         return 0 if self.has_tokenizer else -(-len(text) // 4)
 
     @property
@@ -69,7 +69,7 @@ class Texts:
         return self._encode is not None
 
     def decode(self, ids: Ids) -> str:
-        """Return the text of token ids in [0, 2**32); a ValueError if one stands for none."""
+        """Return the text of token ids in [0, 2**32); a ValueError if an id stands for no text."""
         if self._decode is None:
             data = ids.astype("<u4").tobytes()
             return data.replace(b"\0", b"").decode(errors="replace")
@@ -79,7 +79,7 @@ class Texts:
             raise ValueError("a token id is not in the vocabulary") from error
 
     def filler(self, request: int, length: int) -> Filler:
-        """Return the answer of a request; the same for the same seed, number and length."""
+        """Return the answer of a request; equal for equal seed, number and length."""
         uniforms = self._luck.uniforms([request], [length])
         chosen = (uniforms * len(self._words)).astype(np.int64)
         text = "".join(self._words[chosen].tolist())
@@ -94,7 +94,7 @@ def _four_bytes(text: str) -> Ids:
 def _words_of_one_token(
     encode: Callable[[list[str]], list[list[int]]], path: Path
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Return words that are one token each, wherever in a text of such words they stand."""
+    """Return words that are one token each, at any place in a text of such words."""
     words = [f" {word}" for word in (*_WORDS, *_LONGER)]
     alone = encode(words)
     twice = encode([f"{word}{word}" for word in words])

@@ -1,6 +1,6 @@
-"""Watchers of a server: what its metrics count, and what it logs of each request.
+"""Watchers of a server: its metrics, and its log of requests.
 
-Times are simulated seconds, of the engine: what a client sees comes later by the way to it.
+Times are the engine's simulated seconds; clients see events later, by the way to them.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from specsim.serve.live import Live, LiveAnswer, Watcher
 
 
 class LiveMetrics(Watcher):
-    """Counts what a server's engines do."""
+    """Counts what a server's engines do, for ``/metrics``."""
 
     def __init__(self, live: Live, model: str) -> None:
         self._live, self._model = live, model
@@ -26,7 +26,7 @@ class LiveMetrics(Watcher):
         ]
 
     def stepped(self, engine: int, step: StepView) -> None:
-        """Count a step's tokens, its drafts, and what it has found in the cache."""
+        """Count a step's tokens, its drafts, and its prefix-cache hits."""
         mine, emitted = self._engines[engine], step["emitted_len"]
         has_emitted = emitted > 0
         counters = mine.counters
@@ -79,12 +79,12 @@ class LiveMetrics(Watcher):
             "request_queue_time_seconds": scheduled_at - float(row["arrived_at"]),
             "request_params_max_tokens": request.max_tokens or length,
         }
-        del samples["time_to_first_token_seconds"]  # it was counted when the token came
+        del samples["time_to_first_token_seconds"]  # counted when the token was delivered
         for name, value in samples.items():
             mine.histograms[name].add(float(value))
 
     def answered(self, lens: list[int]) -> None:
-        """Count a request that asked for so many answers, and got them; their lengths, tokens."""
+        """Count an answered request, given the lengths of its answers, tokens."""
         histograms = self._engines[0].histograms
         histograms["request_params_n"].add(len(lens))
         histograms["request_max_num_generation_tokens"].add(max(lens))
@@ -110,13 +110,13 @@ class LiveMetrics(Watcher):
 
 
 class Log(Watcher):
-    """Writes a line per request, when it ends; a ConfigError if the folder cannot be written to."""
+    """Writes one line per request at its end; a ConfigError if the folder is not writable."""
 
     def __init__(self, live: Live, folder: Path) -> None:
         engine = live.deployment.engine.model_dump(mode="json", exclude_none=True)
-        # As configured: who reads it shares blocks out again by the profile.
+        # As configured: readers compute blocks from the profile again.
         engine["block_size"] = live.experiment.serving.engine.block_size
-        if not live.deployment.is_lock_step:  # then a rank is a server by itself, as a replica is
+        if not live.deployment.is_lock_step:  # a rank is then a server by itself
             engine.pop("data_parallel_size", None)
         meta = {
             "engine": "specsim serve",

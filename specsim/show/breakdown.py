@@ -1,4 +1,4 @@
-"""Breakdown: where the time and the memory of a run went, from its results folder."""
+"""Breakdown: how the time and the memory of a run divide, from its results folder."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,32 +23,32 @@ from specsim.show.export import load_folder
 
 @dataclass(frozen=True)
 class KVUse:
-    """The KV blocks of one replica, and how many of them requests held."""
+    """The KV blocks of one replica, and how many were in use."""
 
     num_blocks: int  # allocated, vLLM's null block included
     num_usable: int
-    peak_used: int  # of all replicas and steps
-    mean_used: float  # over the time of all replicas; none is held while a replica is idle
+    peak_used: int  # highest of all replicas and steps
+    mean_used: float  # over the time of all replicas; 0 while a replica is idle
     peak_lookahead: float
-    """Blocks' worth of slots that running requests hold ahead of their tokens for drafting, at
-    most; part of what is used."""
+    """Most blocks that running requests held for slots ahead of their tokens, for drafting; part of
+    the used blocks."""
     mean_lookahead: float
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Where the memory of the replicas of one kind went."""
+    """How the memory of replicas of one kind divides."""
 
     memory: MemoryPlan
     kv: KVUse
-    called: str  # ``server``, or ``rank`` where several of them are one
+    called: str  # ``server``, or ``rank`` if several form a server
 
     @property
     def memory_parts(self) -> dict[str, float]:
-        """Bytes of one GPU by what they are for; they add up to its total memory.
+        """Bytes of one GPU by purpose; they add up to its memory.
 
-        Up to ``unused`` they add up to what gpu_memory_utilization allows; ``unused`` is negative
-        if num_gpu_blocks asks for more than fits.
+        The entries up to ``unused`` add up to what gpu_memory_utilization allows; ``unused`` is
+        negative if num_gpu_blocks is more than fits.
         """
         memory, blocks = self.memory, self.kv.num_blocks
         parts = {
@@ -75,7 +75,7 @@ class EngineMemory:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values; memory in GiB per GPU."""
+        """Return plain values; memory in GiB per GPU."""
         return {
             "memory_gib": {name: size / GIB for name, size in self.memory_parts.items()},
             "kv_blocks": {
@@ -89,27 +89,27 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class Breakdown(EngineMemory):
-    """Where time and memory went; with pools, the memory of decode replicas."""
+    """How time and memory divide; with pools, the memory is that of decode replicas."""
 
     time: TimeUse
     provenance: dict[str, object]
-    prefill: EngineMemory | None  # of the prefill pool, if there is one
+    prefill: EngineMemory | None  # of the prefill pool; None without pools
 
     @property
     def engines(self) -> dict[str, EngineMemory]:
-        """The memory of each pool; under an empty name where there are none."""
+        """The memory by pool; under an empty name without pools."""
         return {"": self} if self.prefill is None else {"decode": self, "prefill": self.prefill}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the breakdown as plain values; memory in GiB per GPU, times as shares."""
+        """Return plain values; memory in GiB per GPU, times as shares."""
         found = {**self.provenance, "time": asdict(self.time), **super().to_dict()}
         return found if self.prefill is None else {**found, "prefill": self.prefill.to_dict()}
 
 
 def break_down(folder: Path) -> Breakdown:
-    """Return where the time and the memory of the run in a results folder went.
+    """Return the breakdown of the run in a results folder.
 
-    A SpecsimError if a file of it is missing, cut short, not ours, or of another run.
+    Raises a SpecsimError if a file is missing, cut short, not of specsim, or of another run.
     """
     results, experiment = load_folder(folder)
     deployment, steps, prefill = Deployment.of(experiment), results.steps, None

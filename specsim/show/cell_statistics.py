@@ -1,10 +1,10 @@
-"""Cells: the statistics of a study, as charts, page and plots read them.
+"""Cells: the statistics of a study for charts, pages and plots.
 
-A cell is the runs that differ in nothing but the replication, as plain values that become JSON:
-``h``, ``p``, ``l`` (indices of hardware, policy and load), ``state`` (whether it keeps up) and, one
-value per measure, ``mean``, ``half`` (of the 95 % interval), ``gain`` over no speculation (with its
-interval) and ``rank`` among the policies there. ``ties`` has, by measure, the policies behind it
-that its paired interval does not tell it from.
+A cell is the runs that differ in replication only, as plain values for JSON: ``h``, ``p``, ``l``
+(indices of hardware, policy and load), ``state`` (the stability) and per measure ``mean``, ``half``
+(of the 95 % interval), ``gain`` over no speculation (with its interval) and ``rank`` among the
+policies there. ``ties`` has, per measure, the lower ranked policies that the paired interval does
+not tell from it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,16 +46,16 @@ _Told = dict[str, Any]
 
 
 def known_measures(study: Study) -> list[Measure]:
-    """Return the measures that some run has; the first of all if none has ended."""
+    """Return the measures that some run has; the first of all if no run has ended."""
     known = {name for point in study.finished for name in measured(study, point)}
     return [each for each in MEASURES if each.name in known] or [MEASURES[0]]
 
 
 def all_cells(study: Study, measures: Sequence[Measure]) -> list[_Told]:
-    """Return the cells of every `slice` (values of the other axes), of all replications together.
+    """Return the cells of every `slice` (values of the other axes), over all replications.
 
-    And, where there are several, of each by itself: ``luck`` is None or the replication. What was
-    kept beside the measures (quantiles, timeline, breakdown) stands in the former alone.
+    With several replications also the cells of each; ``luck`` is its number, or None for all.
+    Details (quantiles, timeline, breakdown) are in the cells of all only.
     """
     others = [range(len(axis.labels)) for axis in study.axes[3:]]
     replications = sorted({point.replication for point in study.finished})
@@ -77,10 +77,10 @@ def _part(study: Study, places: tuple[int, ...], luck: int | None) -> Study:
 
 
 def told_cells(study: Study, measures: Sequence[Measure], stride: int | None = 1) -> list[_Told]:
-    """Return the cells of a `restricted` study; details, by strides of samples, unless None."""
+    """Return the cells of a `restricted` study, with details thinned by `stride` unless None."""
     cells = group(study)
     ranks = {
-        # Bounds come last: whoever is first is called best.
+        # Bounds come last, because the first one is called best.
         (hardware, load, measure.name): sorted(
             ranked(cells, hardware, load, measure), key=study.bounds.__getitem__
         )
@@ -182,7 +182,7 @@ def _shares(seconds: dict[str, float]) -> list[float]:
 
 
 def _stride(study: Study) -> int:
-    """Return how many samples of a timeline become one, so that a large sweep stays readable."""
+    """Return how many samples of a timeline to average into one for a large study."""
     firsts: dict[tuple[int, ...], int] = {}
     for point in study.finished:
         if times := point.timeline.get("time_s"):
@@ -191,7 +191,7 @@ def _stride(study: Study) -> int:
 
 
 def _timeline(series: dict[str, list[float | None]], stride: int) -> dict[str, list[Any]]:
-    """Return what changes over time, each run of `stride` samples averaged into one."""
+    """Return a timeline with every `stride` samples averaged into one."""
     thin = {name: _thinned(series[name], stride) for name in ("time_s", *SERIES) if name in series}
     if "kv_usage" in thin:
         thin["kv_usage"] = [v and 100 * v for v in thin["kv_usage"]]
@@ -211,7 +211,7 @@ def _shorts(values: Iterable[float | None], digits: int) -> list[Any]:
 
 
 def _short(value: float | None, digits: int) -> float | int | None:
-    """Return a number with few digits, and as a whole one if it is."""
+    """Return a number with few digits, as an int if it is whole."""
     if value is None:
         return None
     short = float(f"{value:.{digits}g}")

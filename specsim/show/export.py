@@ -23,7 +23,7 @@ Samples = NDArray[Any]
 
 
 def load_folder(path: Path) -> tuple[ResultsFolder, Experiment]:
-    """Return a run's folder and experiment; a SpecsimError if they are damaged or do not match."""
+    """Return a run's folder and experiment; a SpecsimError if damaged or not of one run."""
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give one that `specsim run --out` wrote")
     if not (path / "config.yaml").is_file():
@@ -41,11 +41,11 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
     """Return what ``vllm bench serve --save-result`` would have written.
 
     Returns:
-        ``summary.json`` without what is specsim's own, and with what vLLM has besides: ``rtfx``,
-        which is about audio, and, where there are details per request (``--save-detailed``), a text
-        per answer, which a simulation leaves empty. What a client means otherwise is as a client
-        has it: it begins before the gap until the first arrival, keeps no request waiting, and
-        `_busiest_seconds`, which are left out where there are no details.
+        ``summary.json`` without specsim's own block, and with vLLM's other fields: ``rtfx`` (about
+            audio) and, with details per request (``--save-detailed``), an empty text per answer.
+            Where a client's definition differs, it is used: the client begins before the gap until
+            the first arrival, no request waits in it, and maxima are those of `_busiest_seconds`,
+            which need the details.
     """
     otherwise = {"specsim", "max_output_tokens_per_s", "max_concurrent_requests"}
     result = {name: value for name, value in run.summary.items() if name not in otherwise}
@@ -66,10 +66,10 @@ _RATES = ("request_throughput", "request_goodput", "output_throughput", "total_t
 
 
 def _busiest_seconds(result: dict[str, Any]) -> dict[str, float]:
-    """Return what was most in a second since the first arrival, as vLLM's client counts it.
+    """Return the highest counts in any second since the first arrival, as vLLM's client does.
 
-    A delivery is a token, whatever it holds; requests are those that were open in any part of it.
-    vLLM 0.33.0 ``benchmarks/serve.py`` `calculate_metrics`.
+    A delivery counts as one token; requests count in each second in which they are open (vLLM
+    0.33.0 ``benchmarks/serve.py calculate_metrics``).
     """
     starts = np.array(result["start_times"])
     starts -= starts.min()
@@ -87,7 +87,7 @@ def _busiest_seconds(result: dict[str, Any]) -> dict[str, float]:
 
 
 def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
-    """Return a run as Prometheus text, format 0.0.4; a SpecsimError if files do not fit."""
+    """Return a run as Prometheus text, format 0.0.4; a SpecsimError if its files do not match."""
     counted = _counted(run, experiment)
     families: list[tuple[object, Iterable[Family]]] = [
         (replica, each.families()) for replica, each in enumerate(counted)
@@ -95,7 +95,7 @@ def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
     rates = run.summary.get("spec_decode_per_position_acceptance_rates", [])
     drafts = int(run.requests["drafts"].sum())
     if drafts:
-        # Recorded of all replicas together: of several, the label engine can name none.
+        # Recorded for all replicas together, so with several the label engine is missing.
         accepted = per_position([round(rate * drafts) for rate in rates])
         families.append(("all" if len(counted) > 1 else 0, [accepted]))
     model = str(Deployment.of(experiment).engine.model)
@@ -103,7 +103,7 @@ def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
 
 
 def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
-    """Return what each replica has counted; its gauges are 0, for nothing runs any more."""
+    """Return the counters of each replica; its gauges are 0, because nothing runs any more."""
     engine, requests = Deployment.of(experiment).engine, _with_found_len(run.requests)
     sums = {**_SUMS, **(_DRAFT_SUMS if requests["drafts"].any() else {})}
     sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
@@ -112,7 +112,7 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     found, limit = [], experiment.workload.max_tokens
     ends = requests["prompt_len"] + requests["output_len"]
     stops = (requests["output_len"] < (limit or 0)) & (ends < engine.max_model_len)  # by a token
-    pools = experiment.pools  # what is known of requests is told of where they ended
+    pools = experiment.pools  # requests are counted where they ended
     for replica in range(experiment.num_engines if pools is None else pools.decode.slots):
         mine = requests["replica"] == replica
         counted = EngineMetrics(engine, 0)
@@ -127,7 +127,7 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
 
 
 def _with_found_len(requests: RunTable) -> RunTable:
-    """Return the requests with what was in any cache of each prompt: vLLM's "local + external"."""
+    """Return the requests with all cached tokens of their prompts: vLLM's "local + external"."""
     found = (requests.columns.get(name, 0) for name in ("cached_len", "host_len", "disk_len"))
     return RunTable({**requests.columns, "found_len": np.asarray(sum(found))}, requests.provenance)
 
@@ -136,7 +136,7 @@ _SUMS = {
     "num_preemptions": "preemptions", "prompt_tokens": "prompt_len",
     "prompt_tokens_cached": "found_len", "generation_tokens": "output_len",
 }  # fmt: skip
-"""Columns of requests.parquet whose sums are counters; likewise those that not all runs have."""
+"""Columns of requests.parquet whose sums are counters, and those that only some runs have."""
 _PREFIX_SUMS = {"prefix_cache_queries": "prompt_len", "prefix_cache_hits": "cached_len"}
 _DRAFT_SUMS = {
     f"spec_decode_num_{column}": column for column in ("drafts", "draft_tokens", "accepted_tokens")
@@ -174,7 +174,7 @@ Event = dict[str, Any]
 def write_chrome_trace(
     run: ResultsFolder, stream: IO[str], window: Window = (0.0, float("inf"))
 ) -> int:
-    """Write what touches a window of a run, seconds, as a trace; return the number of events."""
+    """Write the part of a run in a window, seconds, as a trace; return the number of events."""
     count = 0
     head = {"displayTimeUnit": "ms", "otherData": {"source": "specsim", **run.provenance}}
     stream.write(json.dumps(head)[:-1] + ', "traceEvents": [')
@@ -206,14 +206,14 @@ def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
 
 
 def _name(pid: int, tid: int, kind: str, name: str) -> Iterator[Event]:
-    """Name a process or a track, and let it stand where its number says."""
+    """Yield the events that name a process or track, and sort it by its number."""
     place = pid if kind == "process" else tid
     for event, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
         yield {"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_{event}", "args": args}
 
 
 def _nanoseconds(seconds: NDArray[Any]) -> list[int]:
-    """Return times as whole nanoseconds: sums of them are exact, so that spans nest."""
+    """Return times as whole nanoseconds, whose sums are exact, so that spans nest."""
     found: list[int] = np.round(np.asarray(seconds, np.float64) * 1e9).astype(np.int64).tolist()
     return found
 
@@ -225,10 +225,10 @@ def _span(track: tuple[int, int], name: str, start: int, end: int, **args: Any) 
 
 
 def _stage_spans(steps: StepsTable, shares: Sequence[float]) -> NDArray[np.int64]:
-    """Return when each step of a replica enters each stage and leaves it, nanoseconds.
+    """Return when each step enters and leaves each pipeline stage, ns, shape (stages, 2, steps).
 
-    One after the other: a step waits for the one before it where that takes longer in a stage. The
-    last one drafts, too. Of shape (stages, 2, steps).
+    Stages work one after another, and a step waits for the previous one in each; the last stage
+    also drafts.
     """
     drafted = steps["started_at"] + steps["target_time"] + steps["draft_time"]
     ends = [
@@ -248,10 +248,7 @@ def _stage_spans(steps: StepsTable, shares: Sequence[float]) -> NDArray[np.int64
 
 
 def _ends(steps: StepsTable) -> NDArray[np.int64]:
-    """Return until when each step of a replica holds, nanoseconds, and whether none comes then.
-
-    Of shape (2, steps).
-    """
+    """Return the end of each step of a replica, ns, and whether it is idle then; (2, steps)."""
     scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
     idles = [end < later for end, later in zip(until[:-1], scheduled[1:], strict=True)]
     return np.array([until, [*idles, True]])
@@ -288,10 +285,10 @@ def _step_events(
 def _counters(
     steps: StepsTable, pid: int, usable: int, times: tuple[list[int], list[int], list[int]]
 ) -> Iterator[Event]:
-    """Yield each counter where it changes; between busy periods nothing runs or waits.
+    """Yield each counter where it changes; it is 0 between busy periods.
 
     Args:
-        times: When steps begin, until when they hold, and whether none comes then.
+        times: Begin and end of steps, and whether the replica is idle after them.
     """
     series: dict[str, dict[str, list[float]]] = {
         "requests": {
@@ -343,7 +340,7 @@ def _request_events(
 
 
 def _lanes(starts: Iterable[int], ends: Iterable[int]) -> Iterator[int]:
-    """Yield for each request, in order of arrival, the lowest track that is free."""
+    """Yield, for each request in order of arrival, the lowest free track."""
     free: list[int] = []
     busy: list[tuple[int, int]] = []
     count = 0

@@ -1,4 +1,4 @@
-"""Study: what a report is made from, whatever folder it was read from, and what it can show."""
+"""Study: what a report shows, from whatever folder it was read."""
 
 import re
 from collections import defaultdict
@@ -23,21 +23,21 @@ from specsim.study.plan.candidates import gpu_name
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 FleetKind = Literal["replicas", "scaled", "pools", "drafter"]
-"""What a fleet is of: alike replicas, their number fixed or not; pools; such with drafters."""
+"""Kind of the engines in a run: a fixed or scaled number of replicas, pools, or with drafters."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that differs between the runs, or that they have in common."""
+    """A property in which runs differ, or which they share."""
 
     role: str
-    """``hardware``, ``policy``, ``load`` (the horizontal axis of what is drawn over load), or
+    """``hardware``, ``policy``, ``load`` (the horizontal axis of charts over load), or
     ``other``."""
-    title: str  # such as ``Request rate``
-    unit: str  # such as ``requests/s``; empty of what has none
+    title: str  # for readers, such as ``Request rate``
+    unit: str  # such as ``requests/s``; empty if it has none
     field: str  # such as ``workload.arrivals.rate``
     labels: list[str]  # of its values, in order
-    numbers: list[float] | None = None  # the values, where all of them are numbers
+    numbers: list[float] | None = None  # the values, if all of them are numbers
 
 
 @dataclass(frozen=True)
@@ -48,53 +48,52 @@ class Point:
     places: tuple[int, ...]  # index of its value on each axis of the study
     replication: int
     seed: int
-    config_hash: str | None  # None where the configuration was not valid
-    error: str | None = None  # why it came to nothing, in one line
-    metrics: dict[str, float] = field(default_factory=dict)  # under the names of ``summary.json``
+    config_hash: str | None  # None if the configuration was not valid
+    error: str | None = None  # why it failed, in one line
+    metrics: dict[str, float] = field(default_factory=dict)  # by the names of ``summary.json``
     distributions: dict[str, list[float]] = field(default_factory=dict)
-    """Quantiles at equal steps from 0 to 100 %, of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms``."""
+    """Quantiles of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms``, at equal steps from 0 to 100 %."""
     timeline: dict[str, list[float | None]] = field(default_factory=dict)
-    """``time_s``, and beside it ``running``, ``waiting``, ``kv_usage`` and ``draft_len``."""
+    """``time_s`` with ``running``, ``waiting``, ``kv_usage`` and ``draft_len``."""
     breakdown: dict[str, float] = field(default_factory=dict)
     """Seconds: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``."""
     fleet: dict[str, float] = field(default_factory=dict)
-    """Engines that were paid for, by their profile, in the mean of the run; a drafter on GPUs of
-    its own is one."""
+    """Mean number of paid engines, by profile; a drafter on GPUs of its own counts as one."""
     fleet_kind: FleetKind = "replicas"
-    gpus: float | None = None  # of the fleet, where known
-    cost: float | None = None  # of these, per hour
-    keeps_limits: bool = True  # whether as many requests as were asked, where that was asked
+    gpus: float | None = None  # of the fleet; None if not known
+    cost: float | None = None  # of these GPUs, per hour; None if not known
+    keeps_limits: bool = True  # whether enough requests keep the limits, if that was asked
 
 
 @dataclass(frozen=True)
 class Study:
-    """Some runs, and along which axes they differ."""
+    """Some runs, and the axes along which they differ."""
 
     kind: str  # ``sweep``, ``comparison``, ``run``, ``capacity`` or ``tuning``
     title: str
-    axes: list[Axis]  # hardware, policy and load first, each present even with a single value
+    axes: list[Axis]  # hardware, policy and load first, even with a single value
     points: list[Point]
-    num_expected: int  # runs that were asked for; more than there are points if it is not finished
+    num_expected: int  # more than the points if the study is not finished
     draft_lens: list[int | None]
-    """Draft length that each policy always asks for; 0 of no speculation, None if it decides."""
+    """Draft length that each policy always uses; 0 without speculation, None if it varies."""
     profiles: list[str]  # profile of each hardware, as configured
-    config: str  # what was run, as YAML
-    version: str  # of specsim, by which the runs were made
+    config: str  # configuration of the runs, as YAML
+    version: str  # of specsim, in the runs
     prices: dict[str, float] = field(default_factory=dict)
-    """Of the GPUs of one replica, per hour, by label of the hardware, where known."""
+    """Price of one replica's GPUs per hour, by label of the hardware, where known."""
     currency: str = "USD"
     price_date: str = ""
     warnings: list[str] = field(default_factory=list)
     slo: dict[str, float] = field(default_factory=dict)
-    """Limits that all runs have in common, ms, by names such as ``ttft_ms``."""
+    """Limits that all runs share, ms, by names such as ``ttft_ms``."""
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs of one replica, by label of the hardware, where known."""
     step_times: dict[str, str] = field(default_factory=dict)
-    """What step times rest on, likewise; see `specsim.run.validity.step_times`."""
+    """Source of step times by label of the hardware; see `specsim.run.validity.step_times`."""
     capacity: dict[str, Any] | None = None
-    """What each hardware sustains under each policy, where that was asked for."""
+    """Results of a capacity search, if the study is one."""
     plan: dict[str, Any] | None = None
-    """The answer of a plan, in words; see `specsim.study.plan.words.page_words`."""
+    """The answer of a plan, as text; see `specsim.study.plan.words.page_words`."""
 
     @property
     def baseline(self) -> int | None:
@@ -103,9 +102,9 @@ class Study:
 
     @property
     def bounds(self) -> list[bool]:
-        """Whether each policy knows what no server does, and so cannot be called best.
+        """Whether each policy uses what no server can know, and so is not called best.
 
-        Such say so in their names, and nobody's class is loaded: results may come from elsewhere.
+        Their names say so; no policy class is loaded, since results may come from elsewhere.
         """
         return [bool(re.search(r"oracle|\bbayes\b", name, re.I)) for name in self.axes[1].labels]
 
@@ -119,9 +118,9 @@ class Study:
 
 
 def with_prices(study: Study, per_gpu: Prices) -> Study:
-    """Return a study that knows what a replica is, on each hardware, and what it costs per hour.
+    """Return a study with the GPUs and the price per hour of a replica, by hardware.
 
-    Nothing is known of hardware whose profile is not at hand, or whose GPU has no price.
+    Hardware is left out if its profile is not available, or its GPU has no price.
     """
     profiles = _at_hand({*study.profiles, *(name for p in study.points for name in p.fleet)})
     prices, gpus, basis = {}, {}, {}
@@ -137,7 +136,7 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
     rests = defaultdict[str, set[str]](set)
     for point in points:
         label = study.axes[0].labels[point.places[0]]
-        if point.cost is not None and point.fleet_kind == "pools":  # a replica, in the mean
+        if point.cost is not None and point.fleet_kind == "pools":  # per replica, on average
             prices[label] = point.cost / sum(point.fleet.values())
         rests[label] |= {step_times(profiles[name]) for name in point.fleet if name in profiles}
     basis |= {label: max(kinds, key=BASES.index) for label, kinds in rests.items() if kinds}
@@ -146,7 +145,7 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
 
 
 def for_readers(study: Study) -> Study:
-    """Return a study with GPUs and policies as a plan names them: ``H100``, ``oracle (bound)``."""
+    """Return a study with GPUs and policies named as in a plan: ``H100``, ``oracle (bound)``."""
     hardware, policy, *others = study.axes
     names = [
         f"{p} (bound)" if own else p for p, own in zip(policy.labels, study.bounds, strict=True)
@@ -155,7 +154,7 @@ def for_readers(study: Study) -> Study:
     axes += [replace(policy, labels=names), *others]
     capacity, warnings = study.capacity, study.warnings
     if capacity is not None:
-        own = "|".join(map(re.escape, hardware.labels))  # warnings begin with what they are about
+        own = "|".join(map(re.escape, hardware.labels))  # warnings begin with the hardware
         warnings = [
             re.sub(rf"\b(?:{own})(?=:| )", lambda found: gpu_first(found[0]), text)
             for text in warnings
@@ -173,14 +172,14 @@ def for_readers(study: Study) -> Study:
 
 
 def gpu_first(label: str) -> str:
-    """Return ``H100/llama-3.1-8b`` for ``h100/llama-3.1-8b``; files stay as they are called."""
+    """Return ``H100/llama-3.1-8b`` for ``h100/llama-3.1-8b``; names of files do not change."""
     gpu = re.split(r"[/ ]|-tp\d", label)[0]
     is_file = gpu.endswith((".yaml", ".yml"))
     return label if is_file or gpu_file(gpu) is None else gpu_name(gpu) + label[len(gpu) :]
 
 
 def _at_hand(names: set[str]) -> dict[str, Profile]:
-    """Return those profiles that there are: results may come from another computer."""
+    """Return the available profiles: results may come from another computer."""
     found = {}
     for name in names:
         with suppress(SpecsimError):
@@ -189,7 +188,7 @@ def _at_hand(names: set[str]) -> dict[str, Profile]:
 
 
 def _with_fleet_priced(point: Point, profiles: Mapping[str, Profile], per_gpu: Prices) -> Point:
-    """Return a point with its GPUs and what they cost, if all of its profiles are known."""
+    """Return a point with its GPUs and their cost, if all its profiles are known."""
     if not point.fleet or not point.fleet.keys() <= profiles.keys():
         return point
     gpus = gpus_of((profiles[name], number) for name, number in point.fleet.items())
@@ -199,20 +198,20 @@ def _with_fleet_priced(point: Point, profiles: Mapping[str, Profile], per_gpu: P
 class Measure(NamedTuple):
     """One number of a run."""
 
-    name: str  # as in ``summary.json``, or as `measured` adds it
+    name: str  # as in ``summary.json``, or added by `measured`
     title: str
     unit: str
     is_low_better: bool = True
 
 
 def titled(shown: Measure | Axis) -> str:
-    """Return its title, with its unit if it has one."""
+    """Return the title, with the unit if there is one."""
     return f"{shown.title}, {shown.unit}" if shown.unit else shown.title
 
 
 COST = "cost_per_mtok"
 _SHARES = [*(f"p{percent}" for percent in range(1, 100)), "p99.9"]
-"""Percentiles that limits may be held at; a capacity plan has those of its own limits."""
+"""Percentiles at which limits may be set; a capacity plan has those of its limits."""
 MEASURES = (
     *(
         Measure(f"{statistic}_{kind}_ms", f"{statistic} {TITLES[kind]}", "ms")
@@ -236,7 +235,7 @@ MEASURES = (
     Measure("overloaded", "Overloaded", "share of the runs"),
     Measure("undecided", "Undecided whether overloaded", "share of the runs"),
 )
-"""The first is shown unless the reader asks for another."""
+"""All measures; the first is shown by default."""
 _OF_LIMITS = {f"{share}_{kind}_ms" for kind in TITLES for share in _SHARES}
 _KNOWN = {each.name for each in MEASURES} - (
     _OF_LIMITS - {f"{share}_{kind}_ms" for kind in TITLES for share in SHOWN}
@@ -244,11 +243,11 @@ _KNOWN = {each.name for each in MEASURES} - (
 
 
 _BETWEEN_TOKENS = ("_tpot_ms", "_itl_ms")
-"""0 where answers have one token, between which no time passes; tables show none either."""
+"""These are 0 if answers have one token, and then tables do not show them."""
 
 
 def measured(study: Study, point: Point) -> dict[str, float]:
-    """Return what is known of a point, by the names of `MEASURES`."""
+    """Return the measures of a point, by the names of `MEASURES`."""
     found = {n: v for n, v in point.metrics.items() if v or not n.endswith(_BETWEEN_TOKENS)}
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:
@@ -264,9 +263,9 @@ def measured(study: Study, point: Point) -> dict[str, float]:
 
 
 def paid_share(metrics: Mapping[str, float]) -> float:
-    """Return the time that engines are paid for, over that from the first arrival to the last end.
+    """Return the time that engines are paid for / the time from first arrival to last end.
 
-    Those that are scaled are paid for from the beginning of a run.
+    Scaled engines are paid for from the beginning of a run.
     """
     for scaled in ("autoscaling", "pools.autoscaling.prefill", "pools.autoscaling.decode"):
         if seconds := metrics.get(f"{scaled}.replica_seconds"):
@@ -275,20 +274,20 @@ def paid_share(metrics: Mapping[str, float]) -> float:
 
 
 class Style(NamedTuple):
-    """How a policy is drawn: the same in every chart, on the page and on paper.
+    """How a policy is drawn, equally in every chart, on the page and on paper.
 
     Any two colours stay apart in normal vision, protanopia, deuteranopia and tritanopia (OKLab
     distance of at least 0.07, after Machado, Oliveira and Fernandes 2009), at a contrast of at
-    least 3 to the background. The marker says the same once more, for print without colour.
+    least 3 to the background. Markers repeat the distinction for print without colour.
     """
 
     light: str  # colour on a light background
     dark: str  # colour on a dark background, of the same hue
-    symbol: str  # marker, a name of `SYMBOLS`
+    symbol: str  # marker, a name in `SYMBOLS`
 
 
 BASELINE = Style("#3b424c", "#c6ccd6", "circle")
-"""No speculation: grey, because all else is compared with it."""
+"""Style of no speculation: grey, as the reference of all others."""
 
 _COLOURS = (
     ("#4c6ec8", "#84a7fd"),
@@ -313,24 +312,21 @@ SYMBOLS = {
     "triangle-left": "M-1 0L.9 -1.1v2.2Z",
     "triangle-right": "M1 0L-.9 -1.1v2.2Z",
 }
-"""Shapes of markers, as paths about the origin."""
+"""Shapes of markers, as SVG paths around the origin."""
 
 
 def styles(is_baseline: list[bool]) -> list[Style]:
-    """Return styles, grey where a policy is no speculation; markers differ where colours repeat."""
+    """Return styles, grey for no speculation; markers differ where colours repeat."""
     looks = zip(cycle(_COLOURS), cycle([*SYMBOLS][1:]), strict=False)
     return [BASELINE if own else Style(*(look := next(looks))[0], look[1]) for own in is_baseline]
 
 
 Cell = list[Point]
-Cells = dict[tuple[int, int, int], Cell]  # by the index of hardware, policy and load
+Cells = dict[tuple[int, int, int], Cell]  # by indices of hardware, policy and load
 
 
 def group(study: Study) -> Cells:
-    """Return the finished runs of a `restricted` study by hardware, policy and load.
-
-    Their metrics are those of `MEASURES`.
-    """
+    """Return the finished runs of a `restricted` study, with the metrics of `MEASURES`."""
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]
@@ -340,11 +336,11 @@ def group(study: Study) -> Cells:
 
 
 def restricted(study: Study, choices: list[str]) -> tuple[Study, list[str]]:
-    """Return the part of a study in which some axes have a given value, and what is held unasked.
+    """Return the part of a study at given values of some axes, and notes on defaults.
 
-    Choices are such as ``profile=h100``: field and label of an axis. One that is neither hardware,
-    policy nor load is held at its first value unless it is named. A ConfigError if there is no such
-    axis or no such value on it.
+    `choices` are like ``profile=h100``: field and label of an axis. An axis other than hardware,
+    policy and load is held at its first value unless it is named. Raises a ConfigError if there is
+    no such axis or value.
     """
     wanted = dict(_parsed(study, choice) for choice in choices)
     held = [
@@ -410,7 +406,7 @@ def values_of(cell: Cell, measure: Measure) -> dict[int, float]:
 def gain(candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
     """Return how many times better a cell is than another; None without common replications.
 
-    And where one of these has a 0, which makes no ratio: to leave it out would flatter somebody.
+    None, too, if one of them has a 0, which has no ratio: leaving it out would be unfair.
     """
     mine, theirs = values_of(candidate, measure), values_of(reference, measure)
     shared = sorted(mine.keys() & theirs.keys())
@@ -421,7 +417,7 @@ def gain(candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
 
 
 def ranked(cells: Cells, hardware: int, load: int, measure: Measure) -> list[int]:
-    """Return the policies of some hardware at some load, best first; those that keep up lead.
+    """Return policies on some hardware at some load, best first; overloaded ones last.
 
     By the mean over the replications that all of them have, if there are any.
     """
@@ -442,5 +438,5 @@ def ranked(cells: Cells, hardware: int, load: int, measure: Measure) -> list[int
 
 
 def stability(cell: Cell) -> Stability:
-    """Return whether the server of a cell's runs kept up with what arrived."""
+    """Return the stability of the runs of a cell."""
     return together(stability_in(point.metrics) for point in cell)

@@ -1,5 +1,5 @@
 """Token traces: made from text, described, and drafted from.
 
-A token trace holds what was really said, as token ids; drafts from text are worked out on it
+A token trace holds prompts and answers as token ids, on which lookups can be replayed
 (`specsim.tokens.draft_eval`, acceptance ``token_match``).
 """

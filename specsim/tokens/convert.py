@@ -1,11 +1,9 @@
-"""Conversion: a log of text becomes a token trace.
+"""Conversion of a log of text into a token trace.
 
 Tokenizers are files of any known kind, recognised by their content; the libraries that read them
-are an extra of the package, imported when a file asks for one.
-
-No chat template is applied, because a log does not say which one the server used: messages are
-joined as ``role:``, line break, content, empty line. A log of prompts as the model saw them gives
-the token ids that it saw.
+are an extra of the package, imported when needed. No chat template is applied, because a log does
+not say which one the server used: messages are joined as ``role:``, line break, content, empty
+line. A log of prompts as the model read them gives exactly its token ids.
 """
 
 import binascii
@@ -30,25 +28,25 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text is split before bytes are merged, which a tiktoken file does not say: ``cl100k_base``
-(openai/tiktoken ``tiktoken_ext/openai_public.py``, 2023), which Llama 3 took over
+"""How text is split before bytes are merged, which a tiktoken file does not contain:
+``cl100k_base`` (openai/tiktoken ``tiktoken_ext/openai_public.py``, 2023), also used by Llama 3
 (meta-llama/llama3 ``llama/tokenizer.py``). Newer versions of tiktoken split differently where a
 text ends in a line break and blanks."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Turns text into token ids, and adds none of its own: no start, no chat template."""
+    """Turns text into token ids without adding any: no start token, no chat template."""
 
-    encode: Callable[[list[str]], list[list[int]]]  # the token ids of each of several texts
-    note: str = ""  # what a user should know of how it was read
-    decode: Callable[[list[int]], str] | None = None  # the text of token ids
+    encode: Callable[[list[str]], list[list[int]]]  # texts -> the token ids of each
+    note: str = ""  # what to know about how it was read
+    decode: Callable[[list[int]], str] | None = None  # token ids -> text
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer in a Hugging Face ``tokenizer.json``, or in a tiktoken file of ranks.
+    """Return the tokenizer in a Hugging Face ``tokenizer.json`` or in a tiktoken rank file.
 
-    A ConfigError if it is neither, cannot be read, or needs a library that is not installed.
+    Raises a ConfigError if the file is neither, cannot be read, or needs a library that is missing.
     """
     with readable(path, ConfigError):
         check_file(path, MAX_TEXT_BYTES)
@@ -96,12 +94,12 @@ def _of_json(tokenizers: Any, path: Path, data: bytes) -> Tokenizer:
     """Return a tokenizer of ``tokenizers``; special tokens (``<|eot_id|>``) become one each."""
     with _readable(path):
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
-    # The file may ask for both; they are meant for batches in training.
+    # The file may ask for padding and truncation, which are for training batches.
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
     def encode(texts: list[str]) -> list[list[int]]:
-        with _readable(path):  # of a vocabulary that lacks what it needs, the first text tells
+        with _readable(path):  # a vocabulary with gaps fails at its first text
             batch = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
@@ -110,7 +108,7 @@ def _of_json(tokenizers: Any, path: Path, data: bytes) -> Tokenizer:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn whatever the library raises over a file into a ConfigError; it may panic, too."""
+    """Turn any error of the library, panics included, into a ConfigError that names the file."""
     try:
         yield
     except BaseException as error:
@@ -121,7 +119,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
-    """Return a tokenizer of ``tiktoken``, to which ``<|eot_id|>`` is text like any other."""
+    """Return a tokenizer of ``tiktoken``, which treats ``<|eot_id|>`` as plain text."""
     ranks = _ranks(path, data)
     encoding = tiktoken.Encoding("file", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
     note = ""
@@ -139,7 +137,7 @@ def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
 
 
 def _ranks(path: Path, data: bytes) -> dict[bytes, int]:
-    """Return the rank of each token, which is its id; every single byte is among them."""
+    """Return the rank of each token, which is its id; all single bytes must be among them."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
@@ -163,10 +161,10 @@ def _ranks(path: Path, data: bytes) -> dict[bytes, int]:
     return ranks
 
 
-_BATCH = 256  # exchanges that are tokenized together: enough to keep all cores busy
+_BATCH = 256  # exchanges tokenized together: enough for all cores
 
 _ANSWER_FIELDS = ("output", "response", "completion", "answer", "generated_text")
-"""Names under which logs keep the answer."""
+"""Fields in which logs keep the answer."""
 
 _ANSWERING = frozenset({"gpt", "chatgpt", "assistant", "bing", "bard"})
 
@@ -178,7 +176,7 @@ class _Exchange(NamedTuple):
 
 
 class TokenCounts(NamedTuple):
-    """What a new token trace holds."""
+    """Counts of a new token trace."""
 
     requests: int
     prompt_tokens: int
@@ -188,11 +186,11 @@ class TokenCounts(NamedTuple):
 def write_token_trace(path: Path, tokenizer: Tokenizer, out: Path) -> TokenCounts:
     """Write the token trace of a log of text.
 
-    A ConfigError if another ending, the log itself, or a folder that cannot be written to. A
-    TraceError if the log cannot be read, or holds no answer.
+    Raises a ConfigError if `out` has another ending, is the log itself, or cannot be written; a
+    TraceError if the log cannot be read, or has no answer.
 
     Args:
-        path: Of a form that `_exchanges` knows, gzip-compressed or not.
+        path: In a form that `_exchanges` knows, gzip-compressed or not.
         out: Ends in ``.jsonl`` or ``.jsonl.gz``. Its lines have ``id``, ``prompt_token_ids`` and
             ``generated_token_ids``; nothing else of the log is kept.
     """
@@ -292,7 +290,7 @@ def _conversation(row: Row, name: str) -> Iterator[_Exchange]:
 
 
 def _joined(turns: list[tuple[str, str]], speaker: str) -> str:
-    """Return the turns as one text that ends where a speaker begins."""
+    """Return the turns as one text, which ends where `speaker` begins."""
     return "".join(f"{name}:\n{text}\n\n" for name, text in turns) + f"{speaker}:\n"
 
 
@@ -315,7 +313,7 @@ def _turns(row: Row, field: str, who: str, what: str) -> list[tuple[str, str]]:
 
 
 def _content(value: Any, place: str) -> str:
-    """Return the text of a message, which may stand in parts (OpenAI's form)."""
+    """Return the text of a message, which may consist of parts (OpenAI's form)."""
     if value is None:
         return ""
     if isinstance(value, list):

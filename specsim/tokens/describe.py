@@ -1,6 +1,7 @@
-"""describe: what a token trace says about which drafter suits it.
+"""describe: which drafter suits a token trace.
 
-How well earlier tokens tell an output's next ones, where they stood before, and what drafters gain.
+It measures how well earlier tokens predict an output's next ones, where they occurred before, and
+what drafters gain.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,8 +16,8 @@ from specsim.core.rng import generator
 from specsim.tokens.draft_eval import DraftEval, evaluate_drafts, parse_drafter
 
 DEPTH = 24  # longest path of the tree, tokens: vLLM's ``suffix_decoding_max_tree_depth``
-_MANY_REPEATED = 0.01  # of the requests
-_NGRAM_LENS = (4, 8)  # tokens; each a power of two, and at least the one before
+_MANY_REPEATED = 0.01  # share of the requests
+_NGRAM_LENS = (4, 8)  # tokens; powers of two, ascending
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -27,9 +28,9 @@ class Entropy(NamedTuple):
 
     bits: float  # over all contexts of 0 to `DEPTH` - 1 tokens
     repeated: float
-    """Over those of them alone that stand at least twice, from which a drafter can learn."""
+    """Entropy over contexts that occur at least twice, from which a drafter can learn, bits."""
     by_context_len: tuple[float, ...]
-    """Over the contexts of each length alone, from 0; ends where no output is longer."""
+    """Entropy over the contexts of each length, from 0 to the longest output."""
 
 
 def empirical_entropy(outputs: list[NDArray[np.int32]], depth: int = DEPTH) -> Entropy:
@@ -63,7 +64,7 @@ def empirical_entropy(outputs: list[NDArray[np.int32]], depth: int = DEPTH) -> E
     num_tokens = int(tokens.max()) + 1
     ends = np.repeat(np.cumsum(lens), lens)
     starts = np.arange(len(tokens))
-    contexts = np.zeros_like(starts)  # equal numbers for equal contexts at `starts`
+    contexts = np.zeros_like(starts)  # equal contexts at `starts` have equal numbers
     sums: list[tuple[float, int, int]] = []
     for context_len in range(depth):
         goes_on = starts + context_len < ends[starts]
@@ -86,7 +87,7 @@ def empirical_entropy(outputs: list[NDArray[np.int32]], depth: int = DEPTH) -> E
 
 
 def _mean(bits: float, count: int) -> float:
-    # Zero may come out a rounding error below.
+    # Rounding may make 0 slightly negative.
     return max(0.0, bits) / max(1, count)
 
 
@@ -100,9 +101,9 @@ class Overlap:
     """Shares of the output tokens, 0 to 1, that lie in an n-gram seen before."""
 
     n: int  # length of the n-grams, tokens
-    own_prompt: float | None  # in the request's own prompt; None if no prompt is recorded
+    own_prompt: float | None  # in the request's own prompt; None if prompts are not recorded
     own_output: float  # earlier in the same output
-    earlier_outputs: float  # in an output of a request that stands earlier in the file
+    earlier_outputs: float  # in an output of an earlier request of the file
     anywhere: float  # in at least one of these
 
     @property
@@ -142,12 +143,12 @@ def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
 
 
 def _overlap(grams: Ints, n: int, numbers: Ints, ends: Ints) -> Overlap:
-    """Return the overlap of one length.
+    """Return the overlap for one length.
 
     Args:
         grams: Number of the n-gram that begins at each token of all texts end to end.
-        numbers: Of the prompt or output that a token is of: an even one, and then the next.
-        ends: Where that ends.
+        numbers: Number of each token's prompt (even) or output (the next odd number).
+        ends: End of that prompt or output.
     """
     starts = np.flatnonzero(np.arange(len(grams)) + n <= ends[: len(grams)])
     requests, is_output = numbers // 2, numbers % 2 == 1
@@ -193,21 +194,21 @@ DRAFTERS: tuple[tuple[str, dict[str, Any]], ...] = (
 has no default for the k of n-grams; it is their length here."""
 
 REPLAYED_TOKENS = 2_000_000
-"""Requests are replayed from the first, until their prompts and outputs come to so many tokens:
-one request after the other takes tens of microseconds per output token."""
+"""Requests are replayed from the first, up to this many tokens of prompts and outputs: a replay
+takes tens of microseconds per output token."""
 
-_ALIKE = 1.05  # ratio of tokens per step within which two drafters are called equal
+_ALIKE = 1.05  # ratio of tokens per step within which two drafters count as equal
 
 
 @dataclass(frozen=True)
 class DraftWorth:
-    """What a drafter's drafts were worth in the replay."""
+    """What a drafter's drafts gained in the replay."""
 
     method: str
     num_speculative_tokens: int  # longest draft
     tokens_per_step: float
     acceptance: float  # accepted share of the draft tokens
-    drafted_per_step: float  # draft tokens to verify per step, which is what a step costs more
+    drafted_per_step: float  # draft tokens to verify per step: the additional cost
 
     @classmethod
     def of(cls, result: DraftEval) -> "DraftWorth":
@@ -223,20 +224,20 @@ class DraftWorth:
 
 @dataclass(frozen=True)
 class TokenDescription:
-    """A token trace in a few numbers."""
+    """Statistics of a token trace."""
 
     num_requests: int
     num_unrecorded_prompts: int
-    num_repeated: int  # requests whose prompt and output are those of an earlier one
+    num_repeated: int  # requests with the same prompt and output as an earlier one
     prompt_tokens: int
     output_tokens: int
     distinct_tokens: int  # in prompts and outputs
     distinct_output_tokens: int
-    num_sampled: int  # outputs that the entropy is of
+    num_sampled: int  # outputs for the entropy
     depth: int  # of the entropy's tree, tokens
     entropy: Entropy
     overlaps: tuple[Overlap, ...]
-    num_replayed: int  # requests that the drafters were tried on, the first ones of the file
+    num_replayed: int  # requests for the replay, the first ones of the file
     drafters: tuple[DraftWorth, ...]
     advice: str
 
@@ -249,13 +250,13 @@ class TokenDescription:
 
 
 def _replayed(method: str, options: dict[str, Any], requests: list[Request]) -> DraftEval:
-    """Replay a drafter as in a server, where no first token is drafted: so all of them compare."""
+    """Replay a drafter without a draft for the first token, as in a server, for comparison."""
     drafter = parse_drafter(method, options, "tokens describe")
     return evaluate_drafts(drafter, requests, drafts_first_token=False)
 
 
 def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> TokenDescription:
-    """Return a description of token ids; its entropy is of so many outputs, drawn by the seed."""
+    """Return a description of token ids; its entropy is of `num_sampled` outputs, by `seed`."""
     texts = [request.text for request in requests]
     outputs = [text.token_ids[text.prompt_len :] for text in texts]
     size = min(num_sampled, len(outputs))
@@ -286,13 +287,13 @@ def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> Tok
 
 
 def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
-    """Say which drafter looks worth trying, by an overlap of short n-grams."""
+    """Return text on which drafter is worth trying; `overlap` is of short n-grams."""
     best, *others = sorted(drafters, key=lambda drafter: -drafter.tokens_per_step)
     found = (
         f"{best.method} gives {best.tokens_per_step:.2f} tokens per step for "
         f"{best.drafted_per_step:.1f} drafted"
     )
-    if best.tokens_per_step < 1.15:  # tokens per step below which a lookup is not worth its checks
+    if best.tokens_per_step < 1.15:  # below this gain a lookup is not worth its checks
         found = (
             f"no lookup looks worth much here ({found}, {100 * overlap.new:.0f} % of the output "
             f"tokens are in new {overlap.n}-grams): try a drafter with a model, such as eagle3"
@@ -312,7 +313,7 @@ def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
 
 
 def _flattery(num_repeated: int, num_requests: int) -> str:
-    """Return what requests that stood before make of drafters that know earlier outputs."""
+    """Return a warning if repeated requests flatter drafters that know earlier outputs."""
     if num_repeated < _MANY_REPEATED * num_requests or not num_repeated:
         return ""
     return (

@@ -1,8 +1,9 @@
-"""Draft evaluation: what a lookup would have drafted for recorded answers, and how much of it held.
+"""Draft evaluation: what a lookup would have drafted for recorded answers, and its acceptance.
 
-No engine and no clock: each request of a token trace is replayed alone, in the order of the file,
-against what the model really said. A drafter that is a model is known by its recorded acceptance
-only; that is enough to stand beside a lookup, or behind one. A grid searches for the best options.
+No engine and no clock: each request of a token trace is replayed alone, in file order, against its
+recorded output. A drafter that is a model is replayed by its recorded acceptance only, which is
+enough to compare it with a lookup, or to use it as a fallback. A grid searches for the best
+options.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,22 +28,22 @@ from specsim.workload.readers import read_trace
 
 _OF_THE_ENGINE = {"disable_mqa_scorer", "num_speculative_tokens_per_batch_size"}
 _NO_EFFECT = frozenset({"method", "model", *_OF_THE_ENGINE})
-"""Options of a server that has an engine, or a policy, and of `parse_drafter` itself."""
+"""Options for an engine or a policy, without effect here, and those of `parse_drafter` itself."""
 
 
 class Drafter(NamedTuple):
-    """A proposer, and for a hybrid what picks between its lookup and its fallback."""
+    """A proposer; for a hybrid also the rule that picks between lookup and fallback."""
 
     proposer: Proposer
     picker: HybridSuffix | None = None
 
 
 class DraftCounts(NamedTuple):
-    """What became of the drafts of one request, or of several."""
+    """Counts of the drafts of one request, or of several."""
 
-    steps: int  # verifications, whether or not anything had been drafted
-    accepted: int  # draft tokens that agreed with the answer
-    drafted: int  # draft tokens in all
+    steps: int  # verifications, with or without a draft
+    accepted: int  # accepted draft tokens
+    drafted: int  # draft tokens
     output_tokens: int
 
 
@@ -52,10 +53,10 @@ class DraftEval:
 
     drafter: Drafter
     per_request: list[DraftCounts]  # in the order of the file
-    prompt_time: float  # seconds that the lookup took to take in the prompts
-    step_time: float  # seconds that it took to draft, and to take in what came of each step
-    memory_bytes: int  # of the lookup at its largest, as it says itself
-    drafts_first_token: bool  # whether drafting started before the first output token
+    prompt_time: float  # time of the lookup to read the prompts, seconds
+    step_time: float  # time of the lookup to draft and to learn from each step, seconds
+    memory_bytes: int  # of the lookup at its largest, by its own count
+    drafts_first_token: bool  # whether the first output token is drafted as well
 
     @property
     def total(self) -> DraftCounts:
@@ -63,7 +64,7 @@ class DraftEval:
 
     @property
     def tokens_per_step(self) -> float:
-        """Output tokens per verification; a first token that comes from prefill is left out."""
+        """Output tokens per verification, without a first token from prefill."""
         prefilled = 0 if self.drafts_first_token else len(self.per_request)
         total = self.total
         return (total.output_tokens - prefilled) / max(1, total.steps)
@@ -79,7 +80,7 @@ class DraftEval:
         return 1e6 * self.step_time / max(1, self.total.steps)
 
     def totals_as_json(self) -> dict[str, Any]:
-        """Return everything that is the same on every machine, all requests together."""
+        """Return all totals that are the same on every machine."""
         total, (proposer, picker) = self.total, self.drafter
         who = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
         if picker is not None:
@@ -94,7 +95,7 @@ class DraftEval:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that is the same on every machine."""
+        """Return all results that are the same on every machine."""
         return {
             **self.totals_as_json(),
             "columns": list(DraftCounts._fields),
@@ -103,15 +104,15 @@ class DraftEval:
 
 
 def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
-    """Return the drafter that some options describe.
+    """Return the drafter of a method with options.
 
-    A ConfigError if there is no such method, or an option is wrong.
+    Raises a ConfigError if there is no such method, or an option is wrong.
 
     Args:
-        options: Fields of the proposer; a prefix that all of a method's fields share may be left
-            out (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also
+        options: Fields of the proposer; a prefix shared by all fields of a method may be left out
+            (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also
             ``tau``.
-        source: Where they come from, for error messages.
+        source: Origin of the options, for error messages.
     """
     member = PROPOSERS.find(method)
     prefix = f"{method}_decoding_"
@@ -160,16 +161,16 @@ def evaluate_drafts(
     *,
     drafts_first_token: bool | None = None,
 ) -> DraftEval:
-    """Replay requests one after the other.
+    """Replay requests one after another.
 
-    A TraceError if a model is to draft whose acceptance was not recorded.
+    Raises a TraceError if a drafter is a model whose acceptance was not recorded.
 
     Args:
-        requests: With token ids, and with recorded acceptance where a model drafts.
-        on_progress: Told how many requests are done.
-        drafts_first_token: Whether drafting starts before the first output token, which in a server
-            comes from prefill; by default as the figures of the proposer were published. Set it to
-            compare proposers.
+        requests: With token ids, and with recorded acceptance for a model.
+        on_progress: Called with the number of finished requests.
+        drafts_first_token: Whether the first output token is drafted, which in a server comes from
+            prefill; by default as in the published figures of the proposer. Set it to compare
+            proposers.
     """
     lookup, proposer = _make_lookup(drafter, requests), drafter.proposer
     if drafts_first_token is None:
@@ -202,7 +203,7 @@ def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
 
 
 class _RecordedDrafts(KnownTexts):
-    """Stands for a model: so many tokens of its draft agree with the answer as were recorded."""
+    """Replaces a model: as many tokens of its draft agree with the answer as were recorded."""
 
     def __init__(self, proposer: Proposer, requests: list[Request]) -> None:
         super().__init__()
@@ -228,7 +229,7 @@ class _RecordedDrafts(KnownTexts):
 
 
 class _HybridLookup(KnownTexts):
-    """A lookup, and who drafts where the policy has no use for what it finds."""
+    """A lookup with a fallback, which drafts where the policy does not use the lookup's draft."""
 
     def __init__(
         self,
@@ -261,7 +262,7 @@ class _HybridLookup(KnownTexts):
         if is_used:
             return draft
         other = self._fallback.draft(request, self._fallback_len)
-        # Learnt before the step that will show it, but not asked for until then.
+        # Learnt before the step that reveals it, but not asked for until then.
         answer = self._texts[request].token_ids[self._known_lens[request] :]
         self._memory.add(other.accepted_len(answer))
         return other
@@ -279,7 +280,7 @@ class _HybridLookup(KnownTexts):
 def _replay(
     lookup: Lookup, request: Request, skipped_len: int, max_len: int
 ) -> tuple[DraftCounts, float]:
-    """Return the counts of one request, and the seconds that the lookup took for its steps."""
+    """Return the counts of one request, and the lookup's time for its steps, seconds."""
     text = request.text
     known_len, end_len = text.prompt_len, len(text.token_ids)
     steps = accepted = drafted = 0
@@ -302,29 +303,29 @@ def _replay(
     return DraftCounts(steps, accepted, drafted, text.output_len), host_time
 
 
-_MAX_COMBINATIONS = 10_000  # each one replays the whole trace
+_MAX_COMBINATIONS = 10_000  # each replays the whole trace
 
 
 class Combination(NamedTuple):
-    """One combination of options, and what it was worth."""
+    """One combination of options and its results."""
 
-    options: dict[str, Any]  # those of the grid
+    options: dict[str, Any]  # the options of the grid
     totals: dict[str, Any]  # from `specsim.tokens.draft_eval.DraftEval.totals_as_json`
     step_us: float  # host time per step, microseconds
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that is the same on every machine."""
+        """Return all values that are the same on every machine."""
         return {"options": self.options, **self.totals}
 
 
 def grid_options(grid: Iterable[str]) -> list[dict[str, Any]]:
     """Return every combination of the values of some options; the last option changes fastest.
 
-    A ConfigError if an option has no values, or it or a value of it comes twice; or there are too
-    many combinations.
+    Raises a ConfigError if an option has no values, if it or a value is repeated, or if there are
+    too many combinations.
 
     Args:
-        grid: ``NAME=V1,V2,...`` for each option, the values in YAML.
+        grid: ``NAME=V1,V2,...`` for each option, with values in YAML.
     """
     values: dict[str, list[Any]] = {}
     for text in grid:
@@ -351,7 +352,7 @@ def _grid_values(text: str) -> tuple[str, list[Any]]:
         raise ConfigError(f"--grid {text}: the values are not YAML, separated by commas") from error
     if not isinstance(values, list) or not values:
         raise ConfigError(f"--grid {text}: no values; list at least one after '='")
-    seen: list[tuple[type, Any]] = []  # 1 and true are equal, but not the same value
+    seen: list[tuple[type, Any]] = []  # 1 == True, but they are different values
     for value in values:
         if (type(value), value) in seen:
             raise ConfigError(f"--grid {text}: {value} is there twice; list each value once")
@@ -366,12 +367,12 @@ def evaluate_grid(
 ) -> list[Combination]:
     """Replay requests with each combination of options, and rank these by tokens per step.
 
-    Errors are those of `evaluate_drafts`, or of a corpus that cannot be read.
+    Raises the errors of `evaluate_drafts`, or one for a corpus that cannot be read.
     """
     found: list[Combination] = []
     for options, drafter in drafters:
         result = evaluate_drafts(drafter, requests)
-        # Only the totals: the counts of ten thousand combinations would fill the memory.
+        # Only totals are kept: the counts of ten thousand combinations would fill the memory.
         found.append(Combination(options, result.totals_as_json(), result.step_us))
         if on_progress is not None:
             on_progress(len(found))

@@ -1,4 +1,4 @@
-"""Workloads: which requests come, when, and how long they are."""
+"""Workloads: the requests of a run, when they arrive and how long they are."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -22,18 +22,18 @@ from specsim.workload.trace import Trace, as_recorded, spread
 __all__ = ["Trace", "WorkloadConfig"]
 
 
-_LATEST = 2.0**43  # from here on doubles are more than a millisecond apart
+_LATEST = 2.0**43  # from here on, doubles are more than a millisecond apart
 
 
 class AdapterMix(Settings):
-    """Which LoRA adapter each request is for, drawn; all turns of a session are for one."""
+    """LoRA adapter of each request, drawn at random; all turns of a session use the same one."""
 
     count: int = Field(gt=0, le=100_000)
-    """Adapters, numbered from 1."""
+    """Number of adapters, which are numbered from 1."""
     share: float = Field(default=1.0, ge=0, le=1)
-    """Of the requests, or sessions, that are for any."""
+    """Share of the requests, or sessions, that use an adapter."""
     exponent: float = Field(default=0.0, ge=0, le=10)
-    """Adapter n is asked for in proportion to n ** -exponent (Zipf); 0: all alike."""
+    """Adapter n is used in proportion to n ** -exponent (Zipf); 0: all equally."""
 
     def draw(self, trace: Trace, seed: int) -> Trace:
         rng, weights = generator(seed, "adapters"), np.arange(1.0, self.count + 1) ** -self.exponent
@@ -49,17 +49,17 @@ class WorkloadConfig(Settings):
 
     arrivals: Annotated[Arrivals, ARRIVALS]
     lengths: Annotated[Lengths, LENGTHS] | None = None
-    """May be left out where a recorded trace provides them."""
+    """Lengths of prompts and outputs. May be left out if a recorded trace provides them."""
     num_requests: int | None = Field(default=None, ge=1, le=100_000_000)
-    """Number of requests; of a trace, the first so many."""
+    """Number of requests; of a trace, its first ones."""
     duration: float | None = Field(default=None, gt=0, le=1e15)
     """Seconds during which requests arrive."""
     max_tokens: int | None = Field(default=None, ge=1, le=1 << 30)
-    """Most that each client asks for: an answer that is shorter ends by a stop token, which the
-    scheduler does not foresee; asynchronously, it has then scheduled one step too many. Without
-    it, answers are exactly as long as asked for (``ignore_eos``)."""
+    """Limit of the answer that each client requests. A shorter answer then ends by a stop token,
+    which the scheduler does not foresee: with asynchronous scheduling it has scheduled one step too
+    many. Without the limit, answers are exactly as long as requested (``ignore_eos``)."""
     adapters: AdapterMix | None = None
-    """LoRA adapters of the requests, which `engine.lora_config` serves; a trace may bring its own
+    """LoRA adapters of the requests, which need `engine.lora_config`; a trace may have its own
     (column ``adapter``)."""
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class WorkloadConfig(Settings):
 
     @property
     def expected_requests(self) -> float:
-        """About how many requests there are; 0 where a file says it."""
+        """Expected number of requests; 0 if a file determines it."""
         count = self.arrivals.expected_count(self.duration)
         count *= 1.0 if self.lengths is None else self.lengths.mean_turns
         if self.num_requests is None:
@@ -86,12 +86,12 @@ class WorkloadConfig(Settings):
 
     @property
     def expected_tokens(self) -> float:
-        """About how many tokens they have; 0 where a file says it."""
+        """Expected tokens of all requests; 0 if a file determines them."""
         return self.expected_requests * (0.0 if self.lengths is None else self.lengths.mean_len)
 
     @property
     def traces(self) -> dict[str, Path]:
-        """The files whose requests it replays or draws from, by field."""
+        """The files whose requests the workload replays or draws from, by field."""
         return {
             f"{field}.path": part.path
             for field, part in parts_of(self, "workload.")
@@ -100,9 +100,9 @@ class WorkloadConfig(Settings):
 
     @property
     def notes(self) -> list[str]:
-        """What was taken for what in these files, and what was ignored, a line for each.
+        """How columns of these files were interpreted, and what was ignored; one line each.
 
-        Of a file that cannot be read there is none: a run says why.
+        Files that cannot be read are left out, since the run reports them.
         """
         notes: dict[Path, str] = {}
         for field, path in self.traces.items():
@@ -124,18 +124,18 @@ class WorkloadConfig(Settings):
 
     @property
     def _window_of(self) -> Path | None:
-        """The file of whose arrivals only those in a window are replayed, if there is one."""
+        """The file of which only arrivals in a window are replayed; None if there is none."""
         arrivals = self.arrivals
         return arrivals.path if isinstance(arrivals, TraceReplay) and arrivals.window else None
 
     def build(self, seed: int) -> Trace:
         """Return the requests of one run, with arrival times except for a closed loop.
 
-        A TraceError if a file that the workload names cannot be used. A ConfigError if the last
+        Raises a TraceError if a file of the workload cannot be used; a ConfigError if the last
         requests arrive so late that the clock cannot tell them apart.
 
         Args:
-            seed: Arrivals and lengths are drawn from streams of their own.
+            seed: Arrivals and lengths are drawn from separate streams.
         """
         trace = self._build(seed)
         if trace.arrived_at is not None and len(trace):
@@ -143,7 +143,7 @@ class WorkloadConfig(Settings):
         return self.completed(trace, seed)
 
     def completed(self, trace: Trace, seed: int) -> Trace:
-        """Return requests with their adapters and with the limit of their answers."""
+        """Return requests with their adapters, and with the limit of their answers."""
         if self.adapters is not None:
             if trace.adapters is not None:
                 raise ConfigError(
@@ -176,7 +176,7 @@ class WorkloadConfig(Settings):
         rng, count = generator(seed, "lengths"), self.num_requests or self.lengths.num_rows
         if not isinstance(self.arrivals, OpenArrivals):
             assert count is not None
-            # A turn is not to wait until it was recorded to: clients say when sessions begin.
+            # Turns do not wait for recorded times: the arrivals say when sessions begin.
             return replace(drawn(self.lengths, rng, count), arrived_at=None)
         draw_times = partial(
             drawn_times, self.arrivals, generator(seed, "arrivals"), duration=self.duration
@@ -188,7 +188,7 @@ class WorkloadConfig(Settings):
         return bodies.starting_at(draw_times(count=bodies.num_sessions))
 
     def _check_sessions(self, sessions: int, arrivals: int, requests: int) -> None:
-        """Raise if a file has too few sessions for recorded arrivals, each of which begins one."""
+        """Raise a ConfigError if there are fewer sessions than recorded arrivals to begin them."""
         assert self.lengths is not None
         is_enough = self.num_requests is not None and requests >= self.num_requests
         if self.lengths.num_rows is not None and sessions < arrivals and not is_enough:
@@ -200,7 +200,7 @@ class WorkloadConfig(Settings):
 
 
 def _check_clock(last: float) -> None:
-    """Raise if double precision cannot tell a millisecond at the last arrival, seconds."""
+    """Raise an error if doubles cannot resolve a millisecond at the last arrival, seconds."""
     if not last < _LATEST:
         raise ConfigError(
             f"workload: the last request arrives after {last:.3g} s, where the clock cannot tell "

@@ -1,4 +1,4 @@
-"""Trace: a workload as columns, whatever file it came from; how its rows are collected and told."""
+"""Trace: a workload as columns, from a file of any format; building and describing it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ IN_FILES = {
     "shared_lens": "shared_len", "prompt_token_ids": "prompt_token_ids",
     "output_token_ids": "output_token_ids", "prefix_ids": "prefix_hash_ids",
 }  # fmt: skip
-"""Of each column of a trace, what the project's own files call it, in their order."""
+"""Names of the trace's columns in specsim's own files, in order."""
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids", "after_turns")
 
 Column = Sequence[NDArray[np.int64]]
@@ -35,10 +35,7 @@ Column = Sequence[NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests as columns; those that a format does not have are None.
-
-    `arrived_at` starts at 0 and does not fall.
-    """
+    """Requests as columns; None if a format lacks one. `arrived_at` starts at 0, never falling."""
 
     prompt_lens: NDArray[np.int64]  # shape (n,), tokens, each at least 1
     output_lens: NDArray[np.int64]  # shape (n,), tokens, each at least 1
@@ -46,33 +43,33 @@ class Trace:
     ids: Sequence[str] | None = None
     priorities: NDArray[np.int64] | None = None
     adapters: NDArray[np.int64] | None = None
-    """Shape (n,): the LoRA adapter of each, from 1; 0: none."""
+    """LoRA adapter of each request, from 1; 0 for none; shape (n,)."""
     prompt_token_ids: Column | None = None
     output_token_ids: Column | None = None
     prefix_ids: Sequence[PrefixIds] | None = None
     sessions: NDArray[np.int64] | None = None
-    """Shape (n,): the session of each, whose turns are in order; numbered from 0."""
+    """Session of each request, numbered from 0, with turns in order; shape (n,)."""
     think_times: NDArray[np.float64] | None = None
-    """Shape (n,): seconds from the end of the turn before to the arrival; 0 of a first turn."""
+    """Seconds from the end of the previous turn to the arrival; 0 for a first turn; shape (n,)."""
     after_turns: Sequence[tuple[int, ...]] | None = None
-    """See `specsim.core.request.Request.after_turns`; by default each turn waits for the one before
-    it."""
+    """See `specsim.core.request.Request.after_turns`; by default each turn waits for the previous
+    one."""
     shared_lens: NDArray[np.int64] | None = None
     """Shape (n,); see `specsim.core.request.Request.shared_len`."""
     recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
-    """Per proposer and request: accepted length of a draft at every output position."""
-    max_tokens: int | None = None  # see `specsim.core.request.Request`; the same for all
-    num_dropped: int = 0  # rows left out because they were failed requests (no prompt or no output)
-    format: str = ""  # name of the reader that read it
-    note: str = ""  # what a user should know of how it was read
+    """Accepted length of a draft at every output position, by proposer and request."""
+    max_tokens: int | None = None  # see `specsim.core.request.Request`; equal for all
+    num_dropped: int = 0  # rows of failed requests (no prompt or no output), left out
+    format: str = ""  # name of its reader
+    note: str = ""  # what to know about how it was read
     resolution: float | None = None
-    """Seconds to which arrivals were rounded, where that is seen and has put some together."""
+    """Seconds to which arrivals were rounded, if rounding made some of them coincide."""
 
     def __len__(self) -> int:
         return len(self.prompt_lens)
 
     def take(self, rows: NDArray[np.int64]) -> "Trace":
-        """Return the trace with only these rows, in this order; arrivals stay as they are."""
+        """Return the trace with only these rows, in this order; arrival times do not change."""
         order = rows.tolist()
         taken = {name: column[rows] for name, column in self._present(_ARRAYS).items()}
         taken |= {name: [c[row] for row in order] for name, c in self._present(_LISTS).items()}
@@ -82,7 +79,7 @@ class Trace:
         return replace(self, recorded_lens=records, **taken)
 
     def _after_among(self, order: list[int]) -> list[tuple[int, ...]]:
-        """Return what turns wait for among these rows: who waited for none of them, the last."""
+        """Return the turns that each of these rows waits for; the previous one if none is left."""
         assert self.sessions is not None
         assert self.after_turns is not None
         sessions = self.sessions.tolist()
@@ -97,9 +94,9 @@ class Trace:
         return found
 
     def followed_by(self, other: "Trace") -> "Trace":
-        """Return these requests and then another's: the columns that both have, no arrivals.
+        """Return these requests followed by another's, with the columns of both, without arrivals.
 
-        Of sessions, what either knows of when their turns come is kept.
+        Columns on when turns of sessions come are kept if either has them.
         """
         one, two = self, other
         if self.sessions is not None and other.sessions is not None:
@@ -119,9 +116,9 @@ class Trace:
         return Trace(**joined, recorded_lens=records)
 
     def with_prefixes_apart_from(self, other: "Trace") -> "Trace":
-        """Return these requests with prefix ids that none of another recording has.
+        """Return these requests with prefix ids that do not occur in another recording.
 
-        Recordings number their prefixes by themselves, and most of them from 0 on.
+        Each recording numbers its own prefixes, mostly from 0 on.
         """
         if self.prefix_ids is None or other.prefix_ids is None:
             return self
@@ -138,9 +135,9 @@ class Trace:
         return replace(self, prefix_ids=prefixes)
 
     def _waiting_as(self, other: "Trace") -> "Trace":
-        """Return these turns with the columns that another has of when its turns come.
+        """Return these turns with the columns of another on when turns come.
 
-        A turn that says nothing comes when the one before it has ended.
+        Turns without values come when the previous turn has ended.
         """
         assert self.sessions is not None
         think_times, after_turns = self.think_times, self.after_turns
@@ -160,23 +157,23 @@ class Trace:
         return replace(self, arrived_at=arrived_at)
 
     def without_sessions(self) -> "Trace":
-        """Return the requests by themselves, none of which waits for another."""
+        """Return the requests without sessions, so that none waits for another."""
         return replace(self, sessions=None, think_times=None, after_turns=None, shared_lens=None)
 
     @property
     def num_sessions(self) -> int:
-        """How many sessions there are; a request of none is one of its own."""
+        """Number of sessions; a request without one counts as a session."""
         return len(self) if self.sessions is None else len(np.unique(self.sessions))
 
     @property
     def session_places(self) -> NDArray[np.int64]:
-        """Return the session of each, shape (n,), numbered from 0 as they begin in the file."""
+        """Return each request's session, numbered from 0 in order of appearance, shape (n,)."""
         assert self.sessions is not None
         _, firsts, sessions = np.unique(self.sessions, return_index=True, return_inverse=True)
         return np.asarray(np.argsort(np.argsort(firsts))[sessions])
 
     def starting_at(self, times: NDArray[np.float64]) -> "Trace":
-        """Return the sessions, in their order, at these times, seconds; others are left out."""
+        """Return the sessions, in order, beginning at these times, seconds; others are left out."""
         if self.sessions is None:
             return self.take(np.arange(len(times))).at_times(times)
         places = self.session_places
@@ -186,7 +183,7 @@ class Trace:
         return started.take(np.argsort(started.arrived_at, kind="stable"))
 
     def requests(self, numbers: Iterable[int] | None = None) -> Iterator[Request]:
-        """Yield the requests in order, with these numbers, by default from 0 on."""
+        """Yield the requests in order, with these indices; by default from 0 on."""
         size = len(self)
         arrivals = [0.0] * size if self.arrived_at is None else self.arrived_at.tolist()
         priorities = [0] * size if self.priorities is None else self.priorities.tolist()
@@ -194,7 +191,7 @@ class Trace:
         lens = self.prompt_lens.tolist(), self.output_lens.tolist()
         rows = zip(*lens, arrivals, priorities, adapters, strict=True)
         records = self.recorded_lens
-        once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
+        once: dict[int, int] = {}  # one object per distinct length saves memory
         turns = repeat((None, 1, None, 0.0, None)) if self.sessions is None else self._turns()
         indices = range(len(self)) if numbers is None else numbers
         for index, (number, row) in enumerate(zip(indices, rows, strict=True)):
@@ -244,7 +241,7 @@ class Trace:
 
 
 def _numbered(sessions: list[int]) -> list[int]:
-    """Return which turn of its session each request is, from 1."""
+    """Return the turn number of each request in its session, from 1."""
     turns: Counter[int] = Counter()
     found = []
     for session in sessions:
@@ -254,7 +251,7 @@ def _numbered(sessions: list[int]) -> list[int]:
 
 
 def _check_after(request: int, turn: int, after: tuple[int, ...] | None) -> None:
-    """Raise unless a turn waits for earlier ones only, and only a first turn for none."""
+    """Raise unless a turn waits only for earlier ones, and only first turns wait for none."""
     if after is not None and not (all(0 < each < turn for each in after) and (after or turn == 1)):
         wanted = f"at least one turn from 1 to {turn - 1}" if turn > 1 else "none"
         raise TraceError(
@@ -264,13 +261,13 @@ def _check_after(request: int, turn: int, after: tuple[int, ...] | None) -> None
 
 
 def mean_rate(times: NDArray[np.float64]) -> float | None:
-    """Return the arrivals per second between the first and the last; None if all are at once."""
+    """Return the mean arrivals per second from first to last; None if all coincide."""
     span = float(np.ptp(times)) if len(times) else 0.0
     return (len(times) - 1) / span if span > 0 else None
 
 
 class TraceRequests(Sequence[Request]):
-    """The requests of a trace, each made when it is asked for, with these indices in the run."""
+    """The requests of a trace with given indices, each created when it is accessed."""
 
     def __init__(self, trace: Trace, numbers: NDArray[np.int64] | None = None) -> None:
         self._trace = trace
@@ -296,7 +293,7 @@ class TraceRequests(Sequence[Request]):
 
     @cached_property
     def columns(self) -> Columns:
-        """What can be known of them without making any."""
+        """The columns that can be known without creating requests."""
         trace, lens = self._trace, self._trace.output_lens
         known = (trace.prompt_token_ids, trace.prefix_ids, trace.sessions)
         return Columns(
@@ -314,13 +311,13 @@ class TraceRequests(Sequence[Request]):
 
     @property
     def has_lengths_only(self) -> bool:
-        """Whether `columns` says all that there is to know."""
+        """Whether `columns` contains all there is to know."""
         trace = self._trace
         return not (self.columns.may_share or trace.output_token_ids or trace.recorded_lens)
 
 
 class TraceBuilder:
-    """Collects the rows of a file of some format into a trace, sorted by arrival."""
+    """Collects rows of a file of any format into a trace, sorted by arrival."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._path = path
@@ -329,16 +326,16 @@ class TraceBuilder:
         self._arrivals: list[float] = []
         self._columns: dict[str, list[Any]] = {}
         self._recorded_lens: dict[str, list[bytes]] = {}
-        self._unsaid: dict[str, Any] = {}  # of a column, for rows that have nothing there
-        self._before: dict[object, object] = {}  # of each turn, the one before it in its session
+        self._unsaid: dict[str, Any] = {}  # value of a column in rows without one
+        self._before: dict[object, object] = {}  # previous turn of each turn in its session
         self._num_dropped = 0
         self.note = ""
 
     def add(self, prompt_len: int, output_len: int, arrived_at: float | None = None) -> bool:
-        """Add a request, lengths in tokens and arrival in seconds; tell whether it was kept.
+        """Add a request, lengths in tokens and arrival in seconds; return whether it was kept.
 
-        One without prompt or output failed, and is only counted; its other columns are left out. A
-        ValueError if a length is no whole number, or the arrival is not finite.
+        A request without prompt or output failed: it is only counted, and its other columns are
+        ignored. Raises a ValueError if a length is no whole number, or the arrival is not finite.
         """
         for name, length in (("prompt_len", prompt_len), ("output_len", output_len)):
             if not is_whole(length) or length < 0:
@@ -354,11 +351,11 @@ class TraceBuilder:
         return True
 
     def put(self, column: str, value: Any) -> None:
-        """Append to another column of the request that was just added."""
+        """Append a value to another column, for the request that was just added."""
         self._columns.setdefault(column, []).append(value)
 
     def put_if_said(self, column: str, value: Any, unsaid: Any) -> None:
-        """Do that where not all rows need to have one; `unsaid` stands for those that have none."""
+        """Do the same for a column that rows may lack; `unsaid` is the value of such rows."""
         self._unsaid[column] = unsaid
         self._pad(column, len(self._lens) - 1)
         self._columns[column].append(value)
@@ -368,14 +365,15 @@ class TraceBuilder:
         values += [self._unsaid[column]] * (length - len(values))
 
     def link(self, turn: object, before: object) -> None:
-        """Say which turn came before another in its session, if any did; in any order.
+        """Store which turn preceded another in its session, if any; in any order.
 
-        Turns are what the column ``sessions`` holds then, and those that are left out count, too.
+        Turns are the values of column ``sessions`` at that time; turns that are left out count,
+        too.
         """
         self._before[turn] = before
 
     def _first_turn(self, turn: object) -> object:
-        """Return the first turn of a session; of turns that go round, any of them."""
+        """Return the first turn of a session; any turn if they form a cycle."""
         seen = {turn}
         while (before := self._before.get(turn)) in self._before and before not in seen:
             seen.add(before)
@@ -383,11 +381,11 @@ class TraceBuilder:
         return turn
 
     def put_record(self, proposer: str, accepted_lens: bytes) -> None:
-        """Append the recorded accepted lengths of a proposer to the request just added."""
+        """Append a proposer's recorded accepted lengths, for the request that was just added."""
         self._recorded_lens.setdefault(proposer, []).append(accepted_lens)
 
     def build(self) -> Trace:
-        """Return the trace; a TraceError if it has no request, or only some have a column."""
+        """Return the trace; a TraceError if it has no request, or a column only for some."""
         if not self._lens:
             dropped = f"; {self._num_dropped:,} rows had no prompt or no output"
             raise TraceError(
@@ -407,7 +405,7 @@ class TraceBuilder:
                     f"'{IN_FILES.get(name, name)}'; all of them must have it, or none"
                 )
         columns: dict[str, Any] = dict(self._columns)
-        if "sessions" in columns:  # as the file calls them, text or number
+        if "sessions" in columns:  # named by the file, text or number
             numbers: dict[object, int] = {}
             firsts = map(self._first_turn, columns["sessions"])
             columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in firsts]
@@ -439,7 +437,7 @@ class TraceBuilder:
         return f"rows without prompt or output, left out as failed: {count:,}" if count else ""
 
     def _apart(self) -> str:
-        """Return that turns continue no prompt, where sessions come without what says it."""
+        """Return a note if the prompts of sessions are not known to continue one another."""
         known = {"shared_lens", "prefix_ids", "prompt_token_ids"} & self._columns.keys()
         if known or "sessions" not in self._columns:
             return ""
@@ -450,7 +448,7 @@ _AT_ONCE = "requests of the same one come at once"
 
 
 def spread(note: str) -> str:
-    """Return a note on a trace, of whose arrivals those of one instant are spread."""
+    """Return a note on a trace in which coinciding arrivals are spread out."""
     return note.replace(_AT_ONCE, "requests are spread over theirs")
 
 
@@ -462,10 +460,10 @@ def as_recorded(note: str) -> str:
 def _bunched(
     times: NDArray[np.float64], sessions: NDArray[np.int64] | None
 ) -> tuple[str, float | None]:
-    """Return what a coarse clock made of arrivals, in words, and the seconds that it counts in.
+    """Return how a coarse clock rounded the arrivals, as text, and its unit in seconds.
 
-    They are whole minutes or seconds, or few instants at all. Of sessions the first turns count:
-    later ones wait for those before them, whatever the clock.
+    They are whole minutes or seconds, or few distinct instants. For sessions only first turns
+    count, since later ones wait for earlier ones.
     """
     if sessions is not None and len(times):
         begun = np.full(int(sessions.max()) + 1, np.inf)
@@ -497,25 +495,25 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class TraceDescription:
-    """A workload in a few numbers."""
+    """Statistics of a workload."""
 
     format: str
     num_requests: int
     num_dropped: int  # rows of failed requests, left out
     num_sessions: int | None  # None if no turn waits for another
     note: str
-    duration: float | None  # seconds from the first arrival to the last; None without arrivals
+    duration: float | None  # from the first arrival to the last, seconds; None without arrivals
     mean_rate: float | None  # requests per second
     peak_rate: float | None  # requests per second in the busiest ten seconds
     burstiness: float | None
-    """Shape of the gamma distribution with the spread of the gaps: 1 is Poisson, less is burstier
-    (the meaning of ``vllm bench serve``)."""
+    """Shape of the gamma distribution with the variation of the gaps, as in ``vllm bench serve``: 1
+    is Poisson, less is burstier."""
     prompt: LengthSummary
     output: LengthSummary
     reused_prefix_share: float | None
-    """Share of the prompt tokens whose whole prefix came before in the trace; None if the trace
+    """Share of prompt tokens whose whole prefix occurred earlier in the trace; None if the trace
     has neither token ids nor prefix ids."""
-    recorded_acceptance: tuple[str, ...]  # proposers whose accepted lengths the trace carries
+    recorded_acceptance: tuple[str, ...]  # proposers with accepted lengths in the trace
 
 
 def describe(trace: Trace) -> TraceDescription:

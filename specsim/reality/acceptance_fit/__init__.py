@@ -1,4 +1,4 @@
-"""Fitting acceptance models to one half of recorded requests, and measuring them on the other."""
+"""Fitting acceptance models to half of the recorded requests, and testing on the other half."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,19 +14,19 @@ from specsim.core.settings import nearest
 from specsim.reality.acceptance_fit.fits import FITS, WINDOW, Decoded, Distances, Twin, decode
 from specsim.workload.readers import read_trace
 
-POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes
+POSITIONS = 1_000_000  # output positions simulated to measure a model, so that its noise vanishes
 
 
 @dataclass(frozen=True)
 class Records:
-    """Recorded acceptance of one proposer, without what would distort a fit."""
+    """Recorded acceptance of one proposer, without requests that would distort a fit."""
 
     file: Path
     proposer: str
     max_output_len: int
-    tables: list[bytes]  # per request, in order: accepted length of a draft at each position
-    num_too_long: int  # requests left out because their outputs are longer than allowed
-    num_too_short: int  # likewise, because no draft was made for them: not two tokens recorded
+    tables: list[bytes]  # accepted length of a draft at each position, by request
+    num_too_long: int  # requests left out because of their long outputs
+    num_too_short: int  # requests left out: no draft, as fewer than two tokens are recorded
 
     @property
     def left_out(self) -> str:
@@ -37,10 +37,10 @@ class Records:
 
 
 def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
-    """Return the recorded acceptance of a proposer: a column of a token trace.
+    """Return the recorded acceptance of a proposer from its column of a token trace.
 
-    Outputs of more than `max_output_len` are left out: they are endless loops, which any proposer
-    predicts, and the few of them would outweigh all others, in tokens. A TraceError if the file
+    Outputs longer than `max_output_len` are left out: they are endless loops, which any proposer
+    predicts, and few of them would outweigh all others in tokens. Raises a TraceError if the file
     cannot be read, has no such column, or no request is left.
     """
     try:
@@ -61,7 +61,7 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
             f"says what was accepted; {others}give a trace that has it"
         )
     rows = zip(trace.recorded_lens[proposer], trace.output_lens.tolist(), strict=True)
-    # A record may be that of another, longer answer to the same prompt.
+    # A record may be of another, longer answer to the same prompt.
     kept = [record[:output_len] for record, output_len in rows if output_len <= max_output_len]
     tables = [table for table in kept if len(table) > 1]
     if not tables:
@@ -75,7 +75,7 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model fitted to one half of the requests, and how far it is from the other half."""
+    """A model fitted to one half of the requests, and its distance from the other half."""
 
     model: Acceptance
     held_out: Distances
@@ -83,14 +83,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AcceptanceFit:
-    """What came of fitting all models."""
+    """The results of fitting all models."""
 
     records: Records
     draft_len: int
     split_seed: int
     num_fitted: int  # requests in the half that models were fitted to
     num_held_out: int
-    halves: Distances  # between the halves of the data: what a perfect model would still be apart
+    halves: Distances  # between the halves of the data: the distance of a perfect model
     candidates: dict[str, Candidate]  # by kind
     best: str  # kind of the candidate that is closest to the held-out half
     chosen_kind: str  # the best, unless another one was asked for
@@ -119,7 +119,7 @@ class AcceptanceFit:
         }
 
     def to_preset(self, source: str) -> dict[str, Any]:
-        """Return what a `specsim.acceptance.nested.AcceptanceFile` holds."""
+        """Return the content of a `specsim.acceptance.nested.AcceptanceFile`."""
         records, candidate = self.records, self.candidates[self.chosen_kind]
         return {
             "acceptance": fields(self.chosen),
@@ -147,7 +147,7 @@ class AcceptanceFit:
 
 
 def fields(model: Acceptance) -> dict[str, Any]:
-    """Return a model as it is written into an experiment."""
+    """Return a model in the form of an experiment."""
     return {"kind": model.kind, **model.model_dump(mode="json", exclude_defaults=True)}
 
 
@@ -160,11 +160,11 @@ def fit_acceptance(
 ) -> AcceptanceFit:
     """Fit all models and choose the best, or a given kind.
 
-    A ConfigError if there is no such kind, or it cannot be fitted. A TraceError if the records are
-    too few or too short, or drafts in them are shorter than `draft_len`.
+    Raises a ConfigError if there is no such kind, or it cannot be fitted; a TraceError if the
+    records are too few or too short, or have drafts shorter than `draft_len`.
 
     Args:
-        on_stage: Told which model is fitted next.
+        on_stage: Called with the kind of each model before it is fitted.
     """
     if chosen_kind not in (None, *FITS):
         raise ConfigError(
@@ -220,7 +220,7 @@ def _decoded_halves(records: Records, draft_len: int, split_seed: int) -> tuple[
 
 
 def split_halves(records: Records, split_seed: int) -> tuple[list[bytes], list[bytes]]:
-    """Divide the survival tables at random, as the seed and their number alone say."""
+    """Return two random halves of the survival tables, determined by the seed and their number."""
     count = len(records.tables)
     luck = Luck(split_seed, stream_id("acceptance_fit", "split"))
     order = np.argsort(luck.per_request(range(count)))

@@ -1,12 +1,10 @@
-"""Fits of acceptance models: by maximum likelihood and, where it has no simple form, by simulation.
+"""Fits of acceptance models by maximum likelihood or, if that has no simple form, by simulation.
 
-First what decoding with drafts of one length gives, and how far two such decodings are apart.
-
-A fit by simulation finds the parameters whose decoding is closest to that of the data. Every trial
-meets the same luck and starts from the data alone, whatever was tried before, so that the
-discrepancy is a fixed function of the parameters that are searched. Those of `layered` are its
-spreads, lengths and drift: to each of them belong the rates that a few rounds of matching reach
-from those of the data, and the discrepancy is that of the model with exactly these rates.
+First the decoding with drafts of one length, and the distance of two decodings. A fit by simulation
+finds the parameters whose decoding is closest to that of the data. Every trial has the same luck
+and starts from the data alone, so that the discrepancy is a fixed function of the parameters. For
+`layered` these are its spreads, lengths and drift; its rates follow from them, by a few rounds of
+matching to the rates of the data.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +29,12 @@ _LAGS = (1, 2, 4, 8)  # steps apart at which the correlation of accepted tokens 
 
 Sample = NDArray[Any]
 
-_CHUNK = 1024  # requests asked about at once, as in a run
+_CHUNK = 1024  # requests per call, as in a run
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The steps of some requests, each decoded from its first token on with drafts of k tokens."""
+    """The decode steps of some requests, with drafts of k tokens."""
 
     draft_len: int
     output_lens: NDArray[np.int64]  # shape (n_requests,), tokens, each at least 2
@@ -51,7 +49,7 @@ class Decoded:
 
     @property
     def steps_per_token(self) -> float:
-        """Decode steps of all requests per output token of theirs."""
+        """Decode steps per output token, over all requests."""
         return float(self.num_steps.sum() / (self.output_lens - 1).sum())
 
     @cached_property
@@ -69,7 +67,7 @@ class Decoded:
 
     @cached_property
     def autocorrelations(self) -> NDArray[np.float64]:
-        """Correlation of accepted tokens with those so many steps later, shape (len(_LAGS),)."""
+        """Correlation of accepted tokens with those `_LAGS` steps later, shape (len(_LAGS),)."""
         requests, deviations = self._requests, self.accepted_lens - self.accepted_lens.mean()
         variance = max(float(deviations.var()), 1e-12)
         found = np.zeros(len(_LAGS))
@@ -87,7 +85,7 @@ class Decoded:
 
     @cached_property
     def drift(self) -> float:
-        """Accepted tokens per step gained as output grows by e: a slope over its logarithm."""
+        """Slope of the accepted tokens per step over the logarithm of the output length."""
         ends = np.cumsum(self.accepted_lens + np.int64(1))
         first = np.cumsum(self.num_steps) - self.num_steps
         starts = ends - self.accepted_lens
@@ -108,11 +106,11 @@ class Decoded:
 
 
 def decode(tables: Sequence[bytes], draft_len: int) -> Decoded:
-    """Decode requests, each with a survival table, with drafts of one length.
+    """Return the decoding of requests, given their survival tables, with drafts of one length.
 
-    The first output token comes from the prefill; every step after it emits the accepted tokens
-    and the bonus token, until the output is over. Nothing is known of what would follow it: a draft
-    of which all tokens up to there are accepted may be rejected later.
+    The first output token comes from prefill; every later step emits the accepted tokens and the
+    bonus token until the output ends. Tokens after the end are unknown: a draft that is accepted up
+    to there may be rejected later.
     """
     lens = np.array([len(table) for table in tables])
     flat = np.minimum(np.frombuffer(b"".join(tables), dtype=np.uint8), draft_len).astype(np.uint8)
@@ -136,9 +134,10 @@ def decode(tables: Sequence[bytes], draft_len: int) -> Decoded:
 
 
 class Twin:
-    """Requests as long as those of decoded data, to be decoded under any model, on the same luck.
+    """Requests of the same lengths as decoded data, to decode under any model with fixed luck.
 
-    They are repeated until they have about so many output positions; other names, other luck.
+    They are repeated until they have about the wanted number of output positions, each copy with
+    other luck.
     """
 
     def __init__(self, data: Decoded, positions: int, name: str) -> None:
@@ -165,7 +164,7 @@ class Distances:
     per_step: float  # of accepted tokens per step
     per_request: float  # of output tokens per step of each request
     per_window: float  # of accepted tokens in 8 consecutive steps
-    steps_error: float  # decode steps per output token, relative to the data: 0.05 is 5 % too many
+    steps_error: float  # relative error of decode steps per output token: 0.05 is 5 % too many
 
     @classmethod
     def between(cls, model: Decoded, data: Decoded) -> "Distances":
@@ -181,7 +180,7 @@ class Distances:
 
     @property
     def total(self) -> float:
-        """Sum of the distances and of the error's size, by which models are chosen."""
+        """Sum of the distances and of the absolute error, by which models are chosen."""
         return self.per_step + self.per_request + self.per_window + abs(self.steps_error)
 
 
@@ -193,11 +192,11 @@ def kolmogorov_smirnov(first: Sample, second: Sample) -> float:
 
 
 def discrepancy(model: Decoded, data: Decoded) -> float:
-    """Return what fits by simulation minimise.
+    """Return the discrepancy that fits by simulation minimise.
 
-    The Cramér-von Mises distances of the three distributions, smoother than Kolmogorov-Smirnov's,
-    and the squared errors of the total, of the drift along the output and of the autocorrelations,
-    without which short strong regimes could not be told from long weak ones.
+    It adds the Cramér-von Mises distances of the three distributions, which are smoother than
+    Kolmogorov-Smirnov's, and the squared errors of the total, of the drift along the output, and of
+    the autocorrelations, which tell short strong regimes from long weak ones.
     """
     return (
         _cramer_von_mises(model.accepted_lens, data.accepted_lens)
@@ -219,7 +218,7 @@ def _cramer_von_mises(first: Sample, second: Sample) -> float:
 def _cdf_differences(
     first: Sample, second: Sample
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the differences of the distribution functions, and how many values lie there."""
+    """Return the differences of the distribution functions, and the number of values at each."""
     first, second = np.sort(first), np.sort(second)
     values = np.unique(np.concatenate([first, second]))
     counted = [np.searchsorted(sample, values, side="right") for sample in (first, second)]
@@ -230,24 +229,24 @@ def _cdf_differences(
 Vector = NDArray[np.float64]
 
 _NODES = (np.arange(200) + 0.5) / 200  # quantiles over which Beta is integrated
-POSITIONS = 60_000  # output positions per trial: errors far below those of the data
+POSITIONS = 60_000  # output positions per trial: their noise is far below that of the data
 MAX_TRIALS = 250  # per start
-_MAX_ROUNDS = 6  # per trial of `layered`: replays to match its rates, fewer if they agree before
+_MAX_ROUNDS = 6  # per trial of `layered`: replays to match its rates, fewer once they agree
 
 
 def _rounded(value: float) -> float:
-    """Return a value with the four digits that a reader wants to see."""
+    """Return a value rounded to four digits."""
     return float(f"{value:.4g}")
 
 
 def fit_bernoulli(data: Decoded) -> Bernoulli:
-    """Return accepted over verified tokens; drafts are verified up to their first rejection."""
+    """Return the model of accepted / verified tokens; drafts are verified up to a rejection."""
     accepted, rejected = (counts.sum() for counts in data.counts())
     return Bernoulli(alpha=_rounded(accepted / (accepted + rejected)))
 
 
 def fit_per_position(data: Decoded) -> PerPosition:
-    """Return the share of accepted tokens at each place in the draft."""
+    """Return the model of the share of accepted tokens at each draft position."""
     return PerPosition(conditional_rates=tuple(map(_rounded, data.conditional_rates.tolist())))
 
 
@@ -269,7 +268,7 @@ def _fit_beta(accepted: NDArray[np.int64], rejected: NDArray[np.int64]) -> tuple
 
 
 def _shape(x: NDArray[np.float64]) -> tuple[float, float]:
-    """Return a and b of logit(a / (a + b)) and ln(a + b), within what is numerically sound."""
+    """Return a and b from logit(a / (a + b)) and ln(a + b), within numerical limits."""
     mean, size = expit(np.clip(x[0], -12, 12)), np.exp(np.clip(x[1], -3, 12))
     return float(mean * size), float((1 - mean) * size)
 
@@ -344,8 +343,8 @@ def _layered(x: Vector, rates: Vector) -> Layered:
 def _matched(x: Vector, twin: Twin, data: Decoded) -> tuple[Layered, float]:
     """Return the model whose conditional rates are those of the data, and its discrepancy.
 
-    Conditional rates grow with the spread that is left in the survivors, so there is no formula;
-    a probit step at a time leads there from the rates of the data.
+    Conditional rates depend on the spread among survivors, so there is no formula; repeated probit
+    steps lead there from the rates of the data.
     """
     target = np.clip(data.conditional_rates, 0.002, 0.998)
     rates = target
@@ -360,12 +359,12 @@ def _matched(x: Vector, twin: Twin, data: Decoded) -> tuple[Layered, float]:
 
 
 def _spread(log_spread: float) -> float:
-    """Return a spread of at most twice a token's own, beyond which hardly anything changes."""
+    """Return a spread of at most twice a token's own, above which little changes."""
     return _rounded(float(np.exp(np.clip(log_spread, -5, np.log(2)))))
 
 
 def _mean_len(log_excess: float, shortest: int) -> float:
-    """Return a mean length that may approach the shortest but not go below, nor beyond outputs."""
+    """Return a mean length above `shortest` and not beyond outputs."""
     return _rounded(shortest + float(np.exp(np.clip(log_excess, -5, 5))))
 
 
@@ -398,4 +397,4 @@ FITS: dict[str, Callable[[Decoded], Acceptance]] = {
     "beta_position": fit_beta_position,
     "layered": fit_layered,
 }
-"""Every model that can be fitted, by kind, simplest first."""
+"""The fit of every model, by kind, the simplest first."""

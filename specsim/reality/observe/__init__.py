@@ -1,8 +1,8 @@
-"""Observe: a workload of specsim, sent to a real server.
+"""Observe: send a workload of specsim to a real server.
 
-The client is open loop: a request is sent at its time, whatever the server does with those before
-it, and by how much the client itself was late is recorded. What comes back is written as the folder
-of a measured run, which ``specsim validate`` reads.
+The client is open loop: a request is sent at its time, whatever the server does, and the client's
+own lateness is recorded. The results are written as the folder of a measured run, which ``specsim
+validate`` reads.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from specsim.results.metrics import latency, tpot, ttft
 
 __all__ = ["Observation", "Options", "Workload", "load_workload", "observe"]
 
-_LATE = 0.05  # seconds; beyond it the load was not the one that was asked for
+_LATE = 0.05  # seconds; a later client changes the load
 _ENDED = "vllm:request_success_total"
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,15 +53,15 @@ def observe(
     options: Options | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> "Observation":
-    """Send a workload to a server and record what comes back, also until an interrupt.
+    """Send a workload to a server and record the answers, also those before an interrupt.
 
-    A ConfigError if an option is wrong, nothing answers at the URL, or not what is asked for.
+    Raises a ConfigError if an option is wrong, or no suitable server answers at the URL.
 
     Args:
-        url: Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
+        url: Such as ``http://127.0.0.1:8000``. The key is taken from ``OPENAI_API_KEY``.
         folder: Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
         model: By default the only one that the server has.
-        on_progress: Told the number of requests that have ended, each time one ends.
+        on_progress: Called at the end of each request with the number of ended requests.
     """
     options = options or Options()
     if own := sorted(OWN_FIELDS & options.body.keys()):
@@ -102,7 +102,7 @@ class _Run:
                     self.on_progress(len(found.sent))
 
             gc.collect()
-            gc.freeze()  # what is there stays: collecting around it would make the client late
+            gc.freeze()  # garbage collection of existing objects would make the client late
             try:
                 found.is_interrupted = await _until_interrupt(
                     send_all(client, self.workload, bodies, ended)
@@ -112,7 +112,7 @@ class _Run:
                 writer.close(complete=len(found.sent) == len(requests) and not found.is_interrupted)
             finally:
                 gc.unfreeze()
-                writer.close(complete=False)  # unless it has been
+                writer.close(complete=False)  # unless it is already closed
         return found
 
     async def _warm_up(self, client: Client) -> None:
@@ -154,7 +154,7 @@ class _Run:
     def _replicas(
         self, before: Metrics | None, engine: dict[str, Any], notes: list[str]
     ) -> dict[str, Any]:
-        """Return how many engines answer, as the user says it and as the server counts them."""
+        """Return the number of engines by the user and by the server's counters, as fields."""
         told, said = before.num_engines if before is not None else 0, self.workload.replicas
         ranks = engine.get("data_parallel_size") or 1
         if told and told != said.get("replicas", 1) * ranks:
@@ -166,7 +166,7 @@ class _Run:
         return said | ({"num_engines": told} if told else {})
 
     def _policy(self, notes: list[str]) -> dict[str, Any]:
-        """Return the policy that the user says decides in the server, which no server tells."""
+        """Return the policy that the user says the server has; servers do not report it."""
         policy = self.workload.policy
         if policy is None:
             return {}
@@ -180,7 +180,7 @@ class _Run:
 def _engine_kwargs(
     said: dict[str, Any], cache: dict[str, str], notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return how the server was started, by the user and, where it tells, by itself; KV blocks."""
+    """Return the server's options, by the user and by the server; and its KV blocks."""
     engine = dict(said)
     kv_cache = {
         name: int(cache[name])
@@ -206,7 +206,7 @@ def _engine_kwargs(
 
 
 async def _until_interrupt(work: Awaitable[None]) -> bool:
-    """Await something; return whether a signal ended it before its time."""
+    """Await some work; return whether a signal interrupted it."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
@@ -227,13 +227,13 @@ async def _until_interrupt(work: Awaitable[None]) -> bool:
 
 @dataclass
 class Observation:
-    """What came of a run."""
+    """The results of an observed run."""
 
     server: Server
     num_planned: int
     sent: list[Sent] = field(default_factory=list)
-    server_metrics: dict[str, float] = field(default_factory=dict)  # how much counters grew
-    notes: list[str] = field(default_factory=list)  # to know before believing the numbers
+    server_metrics: dict[str, float] = field(default_factory=dict)  # growth of the counters
+    notes: list[str] = field(default_factory=list)  # what to know before trusting the numbers
     is_interrupted: bool = False
 
     @property
@@ -249,10 +249,10 @@ class Observation:
         return np.array([sent.lateness for sent in self.sent])
 
     def latencies(self) -> dict[str, NDArray[np.float64]]:
-        """Return the latencies of the answered requests, seconds, under vLLM's names.
+        """Return the latencies of the answered requests, seconds, by vLLM's names.
 
-        ``ttft``, ``tpot`` and ``e2el`` per request, ``itl`` per delivery after the first; all from
-        when the request was sent.
+        ``ttft``, ``tpot`` and ``e2el`` per request, ``itl`` per delivery after the first; ``ttft``
+        and ``e2el`` count from when the request was sent.
         """
         answers = [sent.answer for sent in self.answered]
         times = [[time for time, _ in answer.deliveries] for answer in answers]
@@ -279,7 +279,7 @@ class Observation:
         return sum(sent.answer.num_tokens for sent in self.answered) / max(end - start, 1e-9)
 
     def speculation(self) -> dict[str, float]:
-        """Return what speculation achieved, as the server counts it; nothing if there was none.
+        """Return the metrics of speculation by the server's counters; empty without speculation.
 
         ``acceptance_rate`` is accepted over drafted tokens; ``acceptance_length``, as vLLM has it,
         1 + accepted tokens over drafts.
@@ -293,7 +293,7 @@ class Observation:
         return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``meta.json`` says of the run."""
+        """Return the run's fields of ``meta.json``."""
         late = self.lateness * 1e3 if self.sent else np.zeros(1)
         return {
             "client": {
@@ -348,13 +348,13 @@ class Observation:
 def request_row(sent: Sent, prompt: NDArray[np.int64], priority: int = 0) -> RequestRow:
     """Return the row of a request.
 
-    With ``scheduled_ts`` if the server tells how long a request queued, and ``accepted`` if it
-    tells the outcome of every draft, and every output token belongs to one of them.
+    It has ``scheduled_ts`` if the server reports queue times, and ``accepted`` if the server
+    reports the outcome of every draft and every output token belongs to one.
     """
     answer = sent.answer
     times = [time for time, _ in answer.deliveries]
     queued_ms = answer.metrics.get("queue_time_ms")
-    if not isinstance(queued_ms, int | float):  # the server's word for it
+    if not isinstance(queued_ms, int | float):  # servers may report anything
         queued_ms = None
     row: RequestRow = {
         "request_id": f"request-{sent.index}",
@@ -381,12 +381,12 @@ def request_row(sent: Sent, prompt: NDArray[np.int64], priority: int = 0) -> Req
 
 
 def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int]] | None:
-    """Return what came of each draft; None where vLLM's metrics of the request do not say it.
+    """Return the outcome of each draft; None if vLLM's metrics of the request do not determine it.
 
     ``vllm serve --per-request-spec-decode-metrics detailed`` lists, in the last event, the steps
-    that had a draft, not after how many output tokens each of them was. With one delivery per step,
-    of so many tokens, that is known if all steps had one, or if every draft brought something, so
-    that steps without a draft are those of a single token.
+    with a draft, but not their output positions. With one delivery per step (of `counts` tokens)
+    these are known if all steps had a draft, or if every draft had an accepted token, so that steps
+    without a draft have a single token.
     """
     found = metrics.get("speculative_decoding")
     if not isinstance(found, dict) or not counts:
@@ -395,13 +395,13 @@ def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int
     if not (_are_lens(drafted) and _are_lens(accepted)):
         return None
     ends = np.cumsum(counts).tolist()
-    steps = list(zip(ends[:-1], counts[1:], strict=True))  # tokens before it, tokens it brought
+    steps = list(zip(ends[:-1], counts[1:], strict=True))  # (tokens before it, tokens it delivered)
     if len(steps) != len(accepted):
         *earlier, last = steps or [(0, 0)]
         steps = [step for step in earlier if step[1] > 1]
         if 0 in accepted:
             return None
-        if len(steps) < len(accepted):  # the last may have been cut short at the answer's end
+        if len(steps) < len(accepted):  # the last may be cut at the answer's end
             steps.append(last)
     if not len(steps) == len(accepted) == len(drafted):
         return None

@@ -1,6 +1,6 @@
-"""A server and its client: what it says of itself, and answers that are read as they come.
+"""A server's description of itself, and a client that reads its streamed answers.
 
-A broken or hostile server costs an error, not the machine.
+A broken or hostile server causes an error, and no harm to this machine.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from specsim.core.errors import ConfigError
 MAX_BODY_BYTES = 32 << 20  # of a page: models, version, metrics, or the text of an error
 MAX_EVENT_BYTES = 8 << 20  # of one server-sent event
 MAX_STREAM_BYTES = 512 << 20  # of all events of an answer
-LONGEST_ANSWER = 6.0  # longest time that an answer may take in all, in limits of silence
+LONGEST_ANSWER = 6.0  # longest time of an answer, as a multiple of the limit of silence
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
-_KEEP_ALIVE = 2.0  # seconds; servers hang up after 5, and a request must not meet that
+_KEEP_ALIVE = 2.0  # seconds; servers close after 5, which must not happen during a request
 INTERRUPTED = "interrupted"
 
 
 class TooMuchError(Exception):
-    """An answer exceeds a limit; says which."""
+    """An answer exceeds a limit, which the message names."""
 
 
-_FAILED = (aiohttp.ClientError, TimeoutError, OSError, TooMuchError)  # what asking may raise
+_FAILED = (aiohttp.ClientError, TimeoutError, OSError, TooMuchError)  # errors of a request
 
 
 async def read_page(response: aiohttp.ClientResponse) -> str:
@@ -53,9 +53,9 @@ async def read_page(response: aiohttp.ClientResponse) -> str:
 
 
 def one_line(error: object) -> str:
-    """Return what an error says, or its kind if it says nothing, as one line."""
+    """Return the text of an error in one line, or its class if it has none."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        cause = error.os_error  # the rest is how aiohttp was called
+        cause = error.os_error  # the rest is about the call of aiohttp
         number = cause.errno or 0
         error = os.strerror(number) if number > 0 else cause.strerror or cause
     text = " ".join(str(error).split()) or type(error).__name__
@@ -69,10 +69,10 @@ class Metrics:
     values: dict[str, float]
     """By name and labels, such as ``vllm:...{position="0"}``; summed over engines."""
     cache_config: dict[str, str] = field(default_factory=dict)  # vLLM's cache_config_info
-    num_engines: int = 0  # replicas or ranks that it counts apart; 0 where it names none
+    num_engines: int = 0  # replicas or ranks in its counters; 0 if they are not told apart
 
     def since(self, before: "Metrics") -> dict[str, float]:
-        """Return by how much each counter has grown; {} if one fell: it was restarted."""
+        """Return the growth of each counter; {} if one fell, because the server was restarted."""
         grown = {
             name: value - before.values.get(name, 0.0)
             for name, value in self.values.items()
@@ -83,7 +83,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers, and what it says of itself."""
+    """A server, and its description of itself."""
 
     url: str  # without a path
     model: str
@@ -109,9 +109,9 @@ def base_url(url: str) -> str:
 
 
 async def find_server(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
-    """Return the server at an address, with a model or else the only one that it has.
+    """Return the server at an address, with a model or else its only one.
 
-    A ConfigError if nothing answers, something else does, or it has no such model.
+    Raises a ConfigError if nothing or something else answers, or it has no such model.
     """
     try:
         status, text, target = await _page(session, f"{url}/v1/models")
@@ -151,7 +151,7 @@ def _models(text: str) -> dict[str, Mapping[str, Any]] | None:
 
 
 async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
-    """Return what vLLM says of its version; other servers have no such page."""
+    """Return vLLM's version as it reports it; other servers have no such page."""
     try:
         status, text, _ = await _page(session, f"{url}/version")
         return str(json.loads(text)["version"]) if status == 200 else None
@@ -169,14 +169,14 @@ async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | No
 
 
 async def _page(session: aiohttp.ClientSession, url: str) -> tuple[int, str, str | None]:
-    """Return status and text of a page, and where it redirects to."""
-    # Never followed: a redirect would send prompts and the key to who knows whom.
+    """Return status, text and redirection target of a page."""
+    # Not followed: a redirect could send prompts and the key anywhere.
     async with session.get(url, timeout=_TIMEOUT, allow_redirects=False) as response:
         return response.status, await read_page(response), response.headers.get("Location")
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Return the engine's metrics, those with a colon, in a page of Prometheus text."""
+    """Return the engine's metrics, whose names have a colon, from Prometheus text."""
     values: dict[str, float] = {}
     cache_config: dict[str, str] = {}
     engines: set[str] = set()
@@ -203,38 +203,38 @@ class Options:
     """How requests are sent."""
 
     low_id: int = 1_000
-    """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
-    high_id: int = 30_000  # the first id above them: most vocabularies have 32,000 and more
+    """Smallest token id of random prompts: special tokens are mostly below it or at the end."""
+    high_id: int = 30_000  # end of their ids: most vocabularies have 32,000 and more
     timeout: float = 600.0  # seconds of silence after which an answer counts as failed
-    num_warm_up: int = 1  # not recorded; the first also shows whether requests are understood
-    body: dict[str, Any] = field(default_factory=dict)  # further fields of each request
+    num_warm_up: int = 1  # unrecorded; the first also tests the server
+    body: dict[str, Any] = field(default_factory=dict)  # additional fields of each request
 
 
 @dataclass
 class StreamedAnswer:
-    """What came back; times in seconds on the monotonic clock."""
+    """A received answer; times in seconds on the monotonic clock."""
 
-    sent_at: float  # when its last byte was handed to the connection; else when it began
-    deliveries: list[tuple[float, int]] = field(default_factory=list)  # when, how many
+    sent_at: float  # when its last byte was handed to the connection, or else when sending began
+    deliveries: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens)
     token_ids: list[int] = field(default_factory=list)  # empty if the server does not return them
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)  # vLLM's, if asked for
     error: str | None = None
-    is_whole: bool = False  # whether the server said that this was all
+    is_whole: bool = False  # whether the server marked the end
     asked_len: int | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens delivered: as the server counts them, as they were asked for, or as seen."""
+        """Delivered tokens: counted by the server, as requested, or as seen."""
         counted, seen = self.usage.get("completion_tokens"), sum(n for _, n in self.deliveries)
         if counted is None and self.is_whole and self.finish_reason == "length":
-            counted = max(self.asked_len or 0, seen)  # of several in an event one alone is seen
+            counted = max(self.asked_len or 0, seen)  # events of several tokens show only one
         return counted if isinstance(counted, int) and not self.token_ids else seen
 
 
 def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
-    """Return a session without a limit of connections; longest silence in seconds."""
+    """Return a session with unlimited connections; `timeout` is the longest silence, seconds."""
     watch = aiohttp.TraceConfig()
     watch.on_request_chunk_sent.append(_stamp)
     return aiohttp.ClientSession(
@@ -258,7 +258,7 @@ class Client:
 
     session: aiohttp.ClientSession
     server: Server
-    body: dict[str, Any]  # further fields of each request
+    body: dict[str, Any]  # additional fields of each request
 
     def encode(self, prompt: NDArray[np.int64], output_len: int, *, priority: int = 0) -> bytes:
         """Return the body of a request for an answer of exactly this length."""
@@ -277,9 +277,9 @@ class Client:
         return json.dumps(fields, separators=(",", ":")).encode()
 
     async def ask(self, body: bytes, output_len: int | None = None) -> StreamedAnswer:
-        """Send a request and read its answer to the end, or as far as it comes before an error.
+        """Send a request and read its answer to its end, or to an error.
 
-        One of far more tokens than were asked for, `output_len`, is an error.
+        An answer of far more tokens than `output_len` is an error.
         """
         answer = StreamedAnswer(monotonic(), asked_len=output_len)
         try:
@@ -295,7 +295,7 @@ class Client:
                     answer.error = one_line(f"HTTP {response.status}: {said}")
                 else:
                     await read_answer(response, answer)
-        except asyncio.CancelledError:  # by an interrupt: what has come is still wanted
+        except asyncio.CancelledError:  # by an interrupt: the received part is kept
             answer.error = INTERRUPTED
         except TimeoutError:
             answer.error = "timeout: the server fell silent, or does not come to an end"
@@ -308,15 +308,15 @@ class Client:
             answer.error = one_line(f"the connection broke {where} ({type(error).__name__})")
         except (aiohttp.ClientError, OSError) as error:
             answer.error = one_line(error)
-        if answer.is_whole:  # whatever happened after the last event
+        if answer.is_whole:  # errors after the last event do not matter
             answer.error = None if answer.deliveries else "the answer has no tokens"
         return answer
 
 
 async def read_answer(response: aiohttp.ClientResponse, answer: StreamedAnswer) -> None:
-    """Read server-sent events to the end of the stream; what ends before the last is an error.
+    """Read server-sent events to the end of the stream; a stream without the last is an error.
 
-    So is an answer of twice as many tokens as were asked for.
+    So is an answer of twice the requested tokens.
     """
     rest, size, seen, asked_len = b"", 0, 0, answer.asked_len
     async for chunk in response.content.iter_any():
@@ -337,7 +337,7 @@ async def read_answer(response: aiohttp.ClientResponse, answer: StreamedAnswer) 
                 if asked_len is not None and seen > 2 * asked_len + 64:
                     asked = f"where {asked_len:,} were asked for"
                     raise TooMuchError(f"more than {seen - 1:,} tokens {asked}")
-    if _is_last(rest):  # some servers end it without a newline
+    if _is_last(rest):  # some servers omit the last newline
         answer.is_whole = answer.error is None
     if not answer.is_whole and answer.error is None:
         answer.error = "the stream ended before the answer did"
@@ -348,7 +348,7 @@ def _is_last(line: bytes) -> bool:
 
 
 def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:
-    """Note what one event brings."""
+    """Add the content of one event."""
     try:
         event = json.loads(data)
         if event.get("error"):
@@ -366,7 +366,7 @@ def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:
 
 
 def _count(choice: dict[str, Any], usage: dict[str, Any], answer: StreamedAnswer) -> int:
-    """Return how many tokens an event delivers, by the best that the server tells."""
+    """Return how many tokens an event delivers, by the best source in it."""
     token_ids = choice.get("token_ids")
     if token_ids is not None:
         answer.token_ids.extend(map(int, token_ids))
@@ -393,6 +393,6 @@ def _message(text: str) -> str:
 
 
 def _said(event: Any) -> str:
-    """Return the message of an error in OpenAI's form, or all of it in any other."""
+    """Return the message of an error in OpenAI's form, or its whole text in any other."""
     error = event.get("error", event) if isinstance(event, dict) else event
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)

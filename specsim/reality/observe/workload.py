@@ -1,4 +1,4 @@
-"""What is sent: the requests of a workload as token ids, and when."""
+"""Sending a workload: the requests as token ids, and their times."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -24,36 +24,36 @@ from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 
 
 class _Observed(Settings):
-    """A file that holds no more of an experiment than a real server can be asked for."""
+    """A file with only those parts of an experiment that apply to a real server."""
 
     workload: WorkloadConfig
     engine: EngineConfig = EngineConfig()
-    """How the server was started."""
+    """The server's options, as it was started."""
     policy: Annotated[Policy, POLICIES] | None = None
-    """What decides in the server, where that is not vLLM itself."""
+    """The policy in the server, if it is not vLLM itself."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests, and when they are sent."""
+    """Requests, and when to send them."""
 
     requests: list[Request]
     seed: int
-    engine_kwargs: dict[str, Any]  # section ``engine``: how the user says the server was started
+    engine_kwargs: dict[str, Any]  # section ``engine``: the server's options by the user
     concurrency: int | None  # clients of a closed loop; None for an open one
-    think_times: list[float]  # of a closed loop: seconds that a client waits before each request
-    policy: Any = None  # section ``policy``: what the user says decides in the server
+    think_times: list[float]  # in a closed loop, each client's wait before each request, seconds
+    policy: Any = None  # section ``policy``: the server's policy by the user
     replicas: dict[str, Any] = field(default_factory=dict)
-    """Of an experiment with several: ``replicas`` and ``routing``, as it says them; and which of
-    its parts are ``not_recorded``."""
-    notes: tuple[str, ...] = ()  # what is sent otherwise than a simulation has it
+    """Of an experiment with several replicas: its fields ``replicas`` and ``routing``, and names of
+    parts that are ``not_recorded``."""
+    notes: tuple[str, ...] = ()  # differences from a simulation
 
 
 def load_workload(path: Path, overrides: list[str]) -> Workload:
     """Return the requests of an experiment, or of its ``workload`` (``engine``, ``seed``) alone.
 
-    A ``policy`` is the server's. Overrides are those of ``specsim run``, such as
+    A ``policy`` is the server's. Overrides are like those of ``specsim run``:
     ``workload.arrivals.rate=4``.
     """
     data = overridden(load_mapping(path, ConfigError), overrides)
@@ -77,7 +77,7 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
     concurrency, think_times = None, [0.0] * len(requests)
     if isinstance(arrivals, ClosedLoop):
         concurrency = arrivals.concurrency
-        rng = generator(config.seed, "think_times")  # the stream of the simulator
+        rng = generator(config.seed, "think_times")  # the simulator's stream
         think_times = arrivals.think_times(rng, len(requests)).tolist()
     replicas = _replicas(config)
     if missing := replicas.get("not_recorded"):
@@ -98,7 +98,7 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
 
 
 def _replicas(config: "Experiment | _Observed") -> dict[str, Any]:
-    """Return what ``meta.json`` says of the replicas of an experiment, and what it cannot say."""
+    """Return the fields of ``meta.json`` on an experiment's replicas, and what it cannot hold."""
     if not isinstance(config, Experiment):
         return {}
     found: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def _replicas(config: "Experiment | _Observed") -> dict[str, Any]:
 
 
 def _turns_alone(config: WorkloadConfig, requests: list[Request], path: Path) -> tuple[str, ...]:
-    """Return that turns do not wait for answers here; a ConfigError if no file has their times."""
+    """Return a note that turns do not wait for answers; a ConfigError if they have no times."""
     if all(request.session is None for request in requests):
         return ()
     if not isinstance(config.arrivals, TraceReplay) or config.lengths is not None:
@@ -127,12 +127,12 @@ class Prompts:
 
     seed: int
     low: int  # smallest random id
-    high: int  # the first id above the largest random one
+    high: int  # end of the random ids
 
     def of(self, request: Request) -> NDArray[np.int64]:
         """Return the prompt of a request, shape (prompt_len,).
 
-        As recorded; or random, where requests that share prefix ids share tokens.
+        As recorded; else random, with equal tokens where requests share prefix ids.
         """
         recorded = request.prompt_token_ids
         if recorded is not None and not (len(recorded) == 1 and recorded[0] == UNRECORDED):
@@ -148,7 +148,7 @@ class Prompts:
         return own
 
     def warm_up(self, number: int, length: int) -> NDArray[np.int64]:
-        """Return a prompt that no request has, shape (length,)."""
+        """Return a prompt unlike those of all requests, shape (length,)."""
         return self._random(length, "warm-up", str(number))
 
     def _random(self, length: int, *names: str) -> NDArray[np.int64]:
@@ -162,13 +162,13 @@ Send = Callable[[int, float], Coroutine[Any, Any, None]]
 class Sent:
     """A request that was sent."""
 
-    index: int  # number in the workload
-    due_at: float  # when it was to be sent, seconds on the monotonic clock
+    index: int  # index in the workload
+    due_at: float  # time to send it, seconds on the monotonic clock
     answer: StreamedAnswer
 
     @property
     def lateness(self) -> float:
-        """By how much the client sent it later than that, seconds."""
+        """Delay of sending after `due_at`, seconds."""
         return self.answer.sent_at - self.due_at
 
 
@@ -177,8 +177,8 @@ async def send_all(
 ) -> None:
     """Send every request of a workload and wait for all answers.
 
-    If it is cancelled, nothing more is sent, answers on their way are broken off, and each of them
-    still ends with what had come of it: `on_end` is given each request when it has ended.
+    If it is cancelled, it sends no more and breaks off unfinished answers, which keep their
+    received part; `on_end` is called at the end of each request.
     """
     lens = [request.output_len for request in workload.requests]
 
@@ -193,16 +193,16 @@ async def send_all(
             await _open_loop(workload, send)
         else:
             await _closed_loop(workload, workload.concurrency, send)
-    except BaseExceptionGroup as group:  # of on_end: the disk is full, say
+    except BaseExceptionGroup as group:  # raised by on_end, for a full disk
         raise group.exceptions[0] from None
 
 
 async def _open_loop(workload: Workload, send: Send) -> None:
-    start = monotonic() + 0.2  # seconds from now to the first arrival, so that it is not late
+    start = monotonic() + 0.2  # seconds until the first arrival, so that it is not late
     async with asyncio.TaskGroup() as group:
         for request in workload.requests:
             due_at = start + request.arrived_at
-            if (delay := due_at - monotonic()) > 0:  # what is late goes before what comes in
+            if (delay := due_at - monotonic()) > 0:  # late requests go before reading answers
                 await asyncio.sleep(delay)
             group.create_task(send(request.index, due_at))
 

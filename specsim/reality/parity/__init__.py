@@ -57,7 +57,7 @@ _ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of 
 
 
 class SpecScript(Settings):
-    """How drafts are made."""
+    """How drafts are made, under the names of the recordings."""
 
     method: str
     k: int = Field(ge=1, le=254)
@@ -94,18 +94,18 @@ class EngineScript(Settings):
     kv_groups: tuple[KVLayers, ...] | None = None
     """The attention layers, from which vLLM forms the groups."""
     prefix_cache_retention_interval: int | None = 0
-    """None: dense."""
+    """None: keep all blocks."""
     vllm_version: VllmVersion = "0.32"
-    """By default that of the first recordings, whose scenarios name none."""
+    """By default the version of the first recordings, whose scenarios have none."""
     prefill_schedule_interval: int | None = None
     data_parallel_size: int | None = None
-    """Ranks of a mixture of experts, all of which but one make dummy passes."""
+    """Ranks of a mixture of experts; all but one make dummy passes."""
     pipeline_parallel_size: int = 1
-    """Stages, each of which takes what a step's script says."""
+    """Pipeline stages, each of which takes the scripted time of a step."""
     decode_context_parallel_size: int = 1
-    """GPUs that each have `block_size` tokens of a block."""
+    """GPUs that each hold `block_size` tokens of a block."""
     max_loras: int | None = None
-    """Where requests are for LoRA adapters."""
+    """LoRA slots, if requests use adapters."""
 
     def to_config(self) -> EngineConfig:
         renamed = {
@@ -149,41 +149,41 @@ class DraftScript(Settings):
 
 
 class RequestScript(Settings):
-    """One request; where it has no token ids, they are scripted too."""
+    """One request; without token ids, these are scripted, too."""
 
     id: str
     arrival_ns: int = Field(ge=0, le=2**62)
     prompt_len: int = Field(gt=0, le=2**31)
     max_tokens: int = Field(gt=0, le=2**31)
     stop_after: int | None = Field(default=None, gt=0, le=2**31)
-    """Output tokens after which the model says a stop token, if that is before `max_tokens`."""
+    """Output tokens after which the model emits a stop token, if before `max_tokens`."""
     abort_ns: int | None = Field(default=None, ge=0, le=2**62)
-    """When its client goes away."""
+    """Instant at which the client disconnects, nanoseconds."""
     priority: int = 0
     alpha: float | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_segments: tuple[tuple[int, int, int, int], ...] | None = None
     """The prompt in pieces: stream, number, first position and length of each."""
     lora: int = Field(default=0, ge=0, le=2**31)
-    """LoRA adapter, from 1; 0: none."""
+    """LoRA adapter, from 1; 0 for none."""
     external_len: int = Field(default=0, ge=0, le=2**31)
     """Tokens of the prompt whose KV entries another engine has."""
 
 
 class LoadScript(Settings):
-    """How long it takes until KV entries from elsewhere are there, and blocks have been read."""
+    """Times of loading KV entries from elsewhere, and of reading blocks."""
 
     base_ns: int = Field(ge=0)
     per_token_ns: int = Field(ge=0)
     held_ns: int | None = Field(default=None, ge=0)
-    """How long blocks of what has ended are kept; None: not at all."""
+    """How long blocks of ended requests are kept, nanoseconds; None: not kept."""
     host_blocks: int = Field(default=0, ge=0, le=2**26)
-    """KV blocks that host memory holds; what it has is loaded. 0: there is none."""
+    """KV blocks in host memory, from which their content is loaded; 0: no host memory."""
     offload_prompt_only: bool = True
 
 
 class Scenario(Settings):
-    """A workload, an engine, and everything that the real scheduler did not decide."""
+    """A workload, an engine, and everything that the real scheduler does not decide."""
 
     name: str
     kind: str = ""
@@ -194,10 +194,10 @@ class Scenario(Settings):
     drafts: DraftScript
     requests: tuple[RequestScript, ...] = Field(min_length=1)
     loads: LoadScript | None = None
-    """Where there is a KV connector."""
+    """Loads through a KV connector; None without one."""
 
     def request(self, index: int) -> Request:
-        """Return a request, with token ids as recorded or as scripted."""
+        """Return a request, with recorded or scripted token ids."""
         row = self.requests[index]
         output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
         segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
@@ -224,7 +224,7 @@ class Scenario(Settings):
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Return a scenario from its JSON file; a TraceError if it is none."""
+    """Return the scenario in a JSON file; a TraceError if it is none."""
     fields = load_mapping(path, TraceError)
     if not {"cost", "requests"} & fields.keys():
         raise TraceError(
@@ -239,7 +239,7 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def as_in_log(scenario: Scenario, log: dict[str, Any], path: Path) -> Scenario:
-    """Return a scenario for the version of vLLM that a log is of; a TraceError if it is unknown."""
+    """Return a scenario with the vLLM version of a log; a TraceError if it is unknown."""
     version = minor_version(log.get("vllm_version", scenario.engine.vllm_version))
     if version not in list(RULES):
         raise TraceError(
@@ -251,7 +251,7 @@ def as_in_log(scenario: Scenario, log: dict[str, Any], path: Path) -> Scenario:
 
 @final
 class _Scripted(LatencyModel):
-    """Three coefficients in the unit of the clock, exact as long as they are whole."""
+    """Three coefficients in nanoseconds, exact for whole numbers."""
 
     kind: str = "scripted"
     per_context: int
@@ -271,7 +271,7 @@ class _Scripted(LatencyModel):
 
 
 class _ScriptedNgram(Proposer):
-    """An n-gram drafter whose number of drafts is scripted."""
+    """An n-gram drafter with a scripted number of drafts."""
 
     method: str = "scripted_ngram"
     p_zero: float
@@ -321,7 +321,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     )
     luck = Luck(scenario.seed, _ACCEPTANCE)
     fates = _fates(scenario, requests, luck, max_draft_len)
-    # No step takes any time.
+    # Steps take no time.
     server = ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
     speculation = Speculation(
         policy=policy,
@@ -353,7 +353,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
 def _replica(
     scenario: Scenario, setup: Setup, speculation: Speculation, wiring: Wiring, outside: "_Outside"
 ) -> Replica:
-    """Return the engine of a scenario, by itself or as the only rank that has requests."""
+    """Return the engine of a scenario, alone or as the only rank with requests."""
     costs = _Scripted.costs(scenario.cost, scenario.engine.pipeline_parallel_size)
     replica = Replica(
         outside.connected(setup),
@@ -369,7 +369,7 @@ def _replica(
 
 
 class _Outside:
-    """What happens to an engine from outside, in order: requests arrive, loads end."""
+    """Events from outside an engine, in order: arrivals and ends of loads."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._loads = scenario.loads
@@ -399,7 +399,7 @@ class _Outside:
         return replace(setup, limits=limits)
 
     def begin(self, replica: Replica, notices: NDArray[np.void]) -> None:
-        """Let loads end, and kept blocks be read, in due time."""
+        """Schedule the ends of loads, and of reads of kept blocks."""
         assert self._loads is not None
         for notice in notices:
             is_load = notice["kind"] == LOAD_BEGINS

@@ -1,4 +1,4 @@
-"""Logs: what a scheduler did, step by step, written and compared."""
+"""Logs: a scheduler's decisions, step by step, written and compared."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -28,17 +28,17 @@ def load_log(path: Path) -> dict[str, Any]:
 
 
 class LogWriter:
-    """Writes what happens in the format of the recordings (its fields are explained there)."""
+    """Writes the log in the format of the recordings (which explain its fields)."""
 
     def __init__(self, requests: list[Request], *, has_groups: bool = False) -> None:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
         self._requests = requests
-        self._has_groups = has_groups  # whether blocks are told of each KV cache group, in a list
+        self._has_groups = has_groups  # whether block numbers are lists by KV cache group
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
         self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
-        self._following = b""  # the free queue that was last written, and what was
+        self._following = b""  # the free queue as last written
         self._free = [0, 0]
 
     def scheduled(self, step: StepView) -> None:
@@ -118,7 +118,7 @@ class LogWriter:
         return self._requests[request].id
 
     def _num_blocks(self, step: StepView) -> list[int] | list[list[int]]:
-        """Return how many blocks each sequence of a step holds, without those that are null."""
+        """Return how many blocks each sequence of a step holds, without null blocks."""
         holdings, num_groups = step.table.holdings, int(step.table.limits["num_groups"][0])
         tables_at = step.of_sequences("tables_at")[:, np.newaxis] + np.arange(num_groups)
         places = np.arange(step.table.tables.shape[1])
@@ -128,7 +128,7 @@ class LogWriter:
         return numbers
 
     def _preempted(self, table: Table, index: int) -> list[str]:
-        """Return who was preempted in a step, in that order."""
+        """Return the preempted requests of a step, in order."""
         sequences = table.sequences
         is_mine = (sequences["status"] == WAITING) & (sequences["preempted_in"] == index)
         mine = sequences[is_mine]
@@ -137,7 +137,7 @@ class LogWriter:
 
     def _state(self, table: Table) -> list[int]:
         following = table.blocks["following"].tobytes()
-        if following != self._following:  # to walk along it is most of what writing takes
+        if following != self._following:  # walking along the queue takes most of the time
             free, names = free_order(table), _names(len(table.blocks))
             crc = crc32(",".join([names[block] for block in free]).encode())
             self._following, self._free = following, [len(free), crc]
@@ -147,7 +147,7 @@ class LogWriter:
 
 @cache
 def _names(num_blocks: int) -> list[str]:
-    """Return the numbers of blocks as text, made once: there are thousands of steps."""
+    """Return the numbers of blocks as text; cached for thousands of steps."""
     return list(map(str, range(num_blocks)))
 
 
@@ -190,7 +190,7 @@ def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | N
 
 
 def _step_difference(number: int, field: str, ours: Any, theirs: Any) -> Difference:
-    """Narrow a difference in a list of per-request rows down to the request."""
+    """Return the difference at the request in which two lists of rows differ."""
     if field not in ("sched", "out"):
         return Difference(number, None, field, ours, theirs)
     names = ("id", "n", "s", "c", "b") if field == "sched" else ("id", "tokens", "accepted")

@@ -1,4 +1,4 @@
-"""Profiles fitted to measured steps: by robust regression, how far it is off, and the profile."""
+"""Profiles fitted to measured steps by robust regression, with their errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 KINDS = ("two_regime", "linear")
-DISTURBED = 3.0  # how many times its usual duration a step may take and still count in a sum
+DISTURBED = 3.0  # times its usual duration that a step may take and still count in a sum
 _MIN_POINTS = 6  # twice as many as there are coefficients
 _HELD_OUT = 0.2
 _SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
@@ -40,16 +40,16 @@ _REPEATS = 10
 
 
 def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False) -> LatencyModel:
-    """Return the latency model, one of `KINDS`, that fits measured steps of a source best.
+    """Return the latency model of a kind in `KINDS` that fits measured steps best.
 
-    Huber's loss of the error in seconds: the time of a run is the sum of its steps', so seconds
-    count and not shares of a step; and outliers must not decide. A ProfileError if the points are
-    too few or collinear, so that they determine no coefficients.
+    Huber's loss of the error in seconds: the time of a run is the sum of its steps, so seconds
+    count, not shares of a step; and outliers must not decide. Raises a ProfileError if the points
+    are too few, or collinear, to determine the coefficients.
 
     Args:
-        keeps_sum: Whether all coefficients of a kind of step are scaled so that its steps together
-            last as long as measured. Right for the steps of a server: times have a tail, which
-            Huber's loss cuts and a run does not. Wrong for a designed grid, whose sum means
+        keeps_sum: Whether to scale the coefficients of each kind of step so that its steps together
+            last as long as measured. Right for steps of a server, whose times have a tail that
+            Huber's loss cuts and a run does not; wrong for a designed grid, whose sum means
             nothing.
     """
     if kind == "linear":
@@ -87,7 +87,7 @@ def _coefficients(points: Points, what: str, keeps_sum: bool) -> dict[str, float
 
 @dataclass(frozen=True)
 class Error:
-    """Sizes of the relative errors of single steps."""
+    """Absolute relative errors of single steps."""
 
     median: float
     mean: float
@@ -102,7 +102,7 @@ class Error:
 
     @classmethod
     def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
-        """Return the errors on ``all`` steps, and on each kind (decode, mixed) that occurs."""
+        """Return the errors of ``all`` steps, and of each kind (decode, mixed) that occurs."""
         kinds = {"decode": ~points.mixed, "mixed": points.mixed}
         found = {name: points.take(rows) for name, rows in kinds.items() if rows.any()}
         return {name: cls.of(model, some) for name, some in {"all": points, **found}.items()}
@@ -110,14 +110,14 @@ class Error:
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A fit to all points, and how such a fit does on a fifth of them that it has not seen."""
+    """A fit to all points, and the errors of such a fit on a fifth of them, held out."""
 
     kind: str
     model: LatencyModel
     num_points: int
     num_mixed: int
     held_out: dict[str, Error]  # from `Error.by_kind`
-    learning_curve: list[tuple[int, float]]  # points, median error of held-out steps (of 10 draws)
+    learning_curve: list[tuple[int, float]]  # points, median error of held-out steps (10 draws)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -134,9 +134,9 @@ class ModelFit:
 def fit_and_test(
     points: Points, kind: str, seed: int, source: str, *, keeps_sum: bool = False
 ) -> ModelFit:
-    """Fit a latency model to steps as `fit_model` does, and test such a fit on held-out steps.
+    """Fit a latency model as `fit_model` does, and test such a fit on held-out steps.
 
-    The seed divides them. A ProfileError if the points are too few, or collinear.
+    `seed` divides the steps. Raises a ProfileError if the points are too few, or collinear.
     """
     fit = partial(fit_model, kind=kind, keeps_sum=keeps_sum)
     model = fit(points, source=source)
@@ -161,7 +161,7 @@ def _draw(
     rng: np.random.Generator,
     held_out: Points,
 ) -> float | None:
-    # Half of either kind, as far as there are that many: in a table one may be rare.
+    # Half of either kind, if there are as many: a kind may be rare in a table.
     decode, mixed = (rng.permutation(np.flatnonzero(points.mixed == each)) for each in (0, 1))
     num_decode = min(len(decode), max(size // 2, size - len(mixed)))
     rows = np.concatenate([decode[:num_decode], mixed[: size - num_decode]])
@@ -172,11 +172,11 @@ def _draw(
 
 
 def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -> Profile:
-    """Return the profile of a fit to some points of a source.
+    """Return the profile of a fit to some points.
 
-    Its overhead is 0: it is hidden under asynchronous scheduling, and part of the measured times
-    otherwise. So is drafting, if all steps are those of runs with drafts of one length, which
-    cannot tell the two apart: its cost is 0, and the profile is one of that draft length only.
+    Its overhead is 0: it is hidden by asynchronous scheduling, and otherwise part of the measured
+    times. So is drafting if all steps have drafts of one length: its cost is 0, and the profile is
+    for that draft length only.
     """
     error = fit.held_out["all"]
     drafting = origin.drafting
@@ -208,7 +208,7 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
 
 @dataclass(frozen=True)
 class ProfileErrors:
-    """What a profile says of the target's forward pass, and what was measured."""
+    """A profile's predictions of the target's forward pass, and the measurements."""
 
     points: Points
     predicted: NDArray[np.float64]  # seconds, without drafting and the engine's overhead
@@ -217,7 +217,7 @@ class ProfileErrors:
 
     @classmethod
     def of(cls, profile: Profile, points: Points, source: str) -> "ProfileErrors":
-        """Compare a profile with steps from a source; a ProfileError if there is none."""
+        """Compare a profile with steps from `source`; a ProfileError if there are none."""
         if not len(points):
             raise ProfileError(
                 f"{source}: has no step with tokens that could run; measure some, or allow larger "

@@ -29,16 +29,16 @@ from specsim.reality.profile_fit.points import robust_fit
 Seconds = NDArray[np.float64]
 
 _OF_PASSES = [float(place in (HAS_DRAFTER, HAS_LATENCY)) for place in range(NUM_COSTS)]
-"""Costs of a drafter that takes what its passes take."""
+"""Coefficients of a drafter whose cost is that of its passes."""
 
 
 class GridPoint(NamedTuple):
-    """A step: some sequences that decode, perhaps a prompt that is read, and a draft at its end."""
+    """A step: decoding sequences, possibly a prompt chunk, and a draft at its end."""
 
     num_decodes: int
-    draft_len: int  # drafts of every decode, verified and made anew, tokens
+    draft_len: int  # draft length of every decode, verified and drafted anew, tokens
     context_len: int  # of every decode, tokens
-    chunk_len: int = 0  # prompt tokens that are read beside them; 0 in a decode-only step
+    chunk_len: int = 0  # prompt tokens in the same step; 0 in a decode-only step
 
     @property
     def load(self) -> StepLoad:
@@ -52,18 +52,18 @@ class GridPoint(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A step that was measured."""
+    """A measured step."""
 
     point: GridPoint
     target_seconds: float
     draft_seconds: float
-    probed_at: float = 0.0  # when the machine's speed was probed before, on one clock for all
-    probe_seconds: float = 0.0  # how long that took; 0 if it was not
+    probed_at: float = 0.0  # instant of the probe before the step, on one clock for all
+    probe_seconds: float = 0.0  # duration of that probe; 0 without one
 
 
 @dataclass(frozen=True)
 class StepGrid:
-    """All combinations that a server with these limits can run."""
+    """All combinations of sizes that a server with these limits can run."""
 
     num_decodes: tuple[int, ...]
     draft_lens: tuple[int, ...]
@@ -71,11 +71,11 @@ class StepGrid:
     chunk_lens: tuple[int, ...]  # of steps with prefill
     chunk_decodes: tuple[int, ...]  # decodes beside a chunk
     max_batched_tokens: int
-    rounds: int  # how often every point is measured before the first case is run
+    rounds: int  # measurements of every point before the first case is run
 
     @property
     def points(self) -> list[GridPoint]:
-        """Decode-only steps, then those with prefill; without repetitions."""
+        """Decode-only steps, then steps with prefill, each once."""
         middle = self.context_lens[len(self.context_lens) // 2]
         decodes = product(self.num_decodes, self.draft_lens, self.context_lens)
         mixed = product(self.chunk_lens, self.chunk_decodes, self.draft_lens)
@@ -85,9 +85,9 @@ class StepGrid:
         return list(dict.fromkeys(fitting))
 
     def schedule(self, seed: int) -> Iterator[list[GridPoint]]:
-        """Yield rounds without end, each with all points in an order of its own.
+        """Yield rounds without end, each with all points in another order.
 
-        So that a machine that gets slower meanwhile does so for all points alike.
+        So a machine that slows down meanwhile does so for all points alike.
         """
         rng = np.random.default_rng(seed)
         points = self.points
@@ -97,16 +97,16 @@ class StepGrid:
 
 @dataclass(frozen=True)
 class Medians:
-    """The points of a grid, each with the median of its rounds, all scaled to their mean.
+    """The median time of each point over its rounds, scaled to their mean.
 
-    At the mean speed of the machine meanwhile, if that was probed.
+    If the machine's speed was probed, times are at its mean speed.
     """
 
     points: list[GridPoint]
     target_seconds: Seconds  # shape (points,)
     draft_seconds: Seconds
-    drift: float  # how much longer all took in the second half of the rounds, as a share
-    levels: NDArray[np.float64]  # how long all took in each round, (rounds,); about 1
+    drift: float  # relative increase of all times in the second half of the rounds
+    levels: NDArray[np.float64]  # relative time of each round over all points, (rounds,); about 1
 
     def scaled(self, target: float, draft: float) -> "Medians":
         return replace(
@@ -129,20 +129,17 @@ class Medians:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the fit found."""
+    """The fitted costs."""
 
     target: Tabulated
     request_us: float  # of the target's forward pass, per sequence
     draft: DraftCost
-    target_errors: Seconds  # of the points, as shares; shape (points,)
+    target_errors: Seconds  # relative errors of the points, shape (points,)
     draft_errors: Seconds
 
 
 def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
-    """Return the median time of every point of a grid; each round has all, in any order.
-
-    A ProfileError if there is no round.
-    """
+    """Return the median time of every point over rounds, at least one, each with all points."""
     if not rounds:
         raise ProfileError("no step was measured; run the calibration again")
     points = sorted({sample.point for sample in rounds[0]})
@@ -154,13 +151,13 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
         speed = HostSpeed.of(zip(probed_at, probes, strict=True))
         slowness = speed.slowness(probed_at, mean_probe)
         tables[:, :, :2] /= slowness.reshape(len(rounds), -1, 1)
-    # How fast the machine was in each round beyond what probes say, by all points together: taken
-    # out before the medians, which settle how the points compare. A round that took twice as long
-    # as others was disturbed.
+    # Speed of each round beyond what probes show, from all points together: removed before the
+    # medians, which determine relative costs. A round that took twice as long as others was
+    # disturbed.
     times = tables[:, :, :2]
     levels = np.median((times / np.median(times, axis=0)).reshape(len(rounds), -1), axis=1)
     middle = np.median(times / levels[:, None, None], axis=0)
-    # But a run lasts as long as the sum of its steps, slow ones included: means settle the level.
+    # A run lasts as long as the sum of its steps, slow ones included: means determine the level.
     usual = times < DISTURBED * middle * levels[:, None, None]
     usual &= (levels < 2)[:, None, None]
     middle *= np.sum(times * usual, axis=(0, 1)) / np.sum(middle * usual, axis=(0, 1))
@@ -170,7 +167,7 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
 
 
 def fit_costs(measured: Medians) -> Costs:
-    """Fit the target's and the draft model's costs.
+    """Fit the costs of the target and the draft model.
 
     Relative errors count, by Huber's loss: a step of one request matters to its client as much as a
     large one.
@@ -207,7 +204,7 @@ def _fit_target(loads: list[StepLoad], seconds: Seconds) -> tuple[Tabulated, flo
 
 
 def _knots(batched: NDArray[np.float64]) -> list[int]:
-    """Return where the slope may change: at powers of two between the least and the most tokens."""
+    """Return where the slope may change: powers of two between the least and the most tokens."""
     low, high = int(batched.min()), int(batched.max())
     powers = [1 << power for power in range(high.bit_length()) if low < 1 << power < 0.8 * high]
     return [low, *powers, high]
@@ -216,7 +213,7 @@ def _knots(batched: NDArray[np.float64]) -> list[int]:
 def _cost_columns(
     batched: NDArray[np.float64], context: NDArray[np.float64], knots: list[int]
 ) -> NDArray[np.float64]:
-    """Return what each coefficient of a `_table` is multiplied by, shape (n, coefficients)."""
+    """Return the factors of the coefficients of a `_table`, shape (n, coefficients)."""
     edges = np.array(knots, dtype=np.float64)
     ramps = np.clip(batched[:, None] - edges[:-1], 0, np.diff(edges))
     return np.column_stack([np.ones(len(batched)), ramps, context])
@@ -235,10 +232,9 @@ def _table(knots: list[int], found: NDArray[np.float64], most_context: int) -> T
 
 
 def _fit_draft(measured: Medians) -> tuple[DraftCost, Seconds]:
-    """Fit the cost of a pass to whole drafts, by the formula that the simulator charges.
+    """Fit the cost of a pass to whole drafts, by the formula of the simulator.
 
-    The first pass costs more than those after it, which read one token of each sequence: what that
-    takes is ``step_ms``.
+    The first pass costs more than later ones, which read one token per sequence: ``step_ms``.
     """
     points = measured.points
     passes = [_passes(point) for point in points]
@@ -258,7 +254,7 @@ def _fit_draft(measured: Medians) -> tuple[DraftCost, Seconds]:
 def _passes(point: GridPoint) -> NDArray[np.float64]:
     """Return context and batched tokens of each pass of a draft; see `DraftCost.draft_time`.
 
-    Every sequence of the step is drafted for, as in vLLM, also one that is in its prefill.
+    Every sequence of the step gets a draft, as in vLLM, even one in prefill.
     """
     passes: list[tuple[int, int]] = []
 
@@ -272,7 +268,7 @@ def _passes(point: GridPoint) -> NDArray[np.float64]:
 
 
 def _relative_fit(columns: NDArray[np.float64], seconds: Seconds) -> NDArray[np.float64]:
-    """Return coefficients that are not negative, of least relative error."""
+    """Return the non-negative coefficients of least relative error."""
     rows = columns / seconds[:, None]
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
     found: NDArray[np.float64] = robust_fit(rows / scale, np.ones(len(seconds))) / scale

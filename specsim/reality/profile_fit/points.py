@@ -1,4 +1,4 @@
-"""Measured steps: from tables, from measured runs, or of kernels; and robust regression of them."""
+"""Measured steps from tables, measured runs or kernels; and their robust regression."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,10 +19,10 @@ from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
 
 UNITS = np.array([1e-9, 1e-6, 1e-3])  # of alpha_ns, gamma_us and delta_ms, seconds
-_HUBER = 1.345  # standard deviations; 95 % efficient where the errors are normal (Huber 1981)
+_HUBER = 1.345  # standard deviations; 95 % efficient for normal errors (Huber 1981)
 _ROUNDS = 20
 _MOST_COLLINEAR = 1e6  # largest over smallest singular value
-_LEAST_LEFT = 0.1  # share of a measured step that is the target's at least, whatever drafting takes
+_LEAST_LEFT = 0.1  # least share of a measured step that is the target's
 _SHORTEST = 1e-9  # seconds of a step
 _NAMES = {
     "context_tokens": ("context_tokens",),
@@ -31,7 +31,7 @@ _NAMES = {
     "prefill_tokens": ("prefill_tokens", "mixed"),
     "seconds": ("seconds", "target_time"),
 }
-"""Columns of a table of steps, and what they may be called."""
+"""Columns of a table of steps, with their alternative names."""
 _PASS_SECONDS = "wall_time"
 _PASS = tuple(
     f"scheduled_requests.{kind}"
@@ -40,7 +40,7 @@ _PASS = tuple(
         *("num_decode_requests", "sum_decode_kv_tokens"),
     )
 )
-"""Of forward-pass metrics, the records of vLLM, SGLang and TensorRT-LLM behind NVIDIA's Dynamo
+"""Columns of forward-pass metrics, which vLLM, SGLang and TensorRT-LLM record for NVIDIA's Dynamo
 (ai-dynamo/dynamo: components/src/dynamo/common/forward_pass_metrics.py)."""
 _GRID = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _SKEW = ("pc", "kp", "n", "kv_mean", "t_mean_us", "t_skew_us")
@@ -51,42 +51,42 @@ _REQUESTS = "requests.jsonl"
 
 
 def are_collinear(columns: NDArray[np.float64]) -> bool:
-    """Return whether columns, shape (n, m), cannot be told apart."""
+    """Return whether columns, shape (n, m), are too similar to separate."""
     scaled = columns / np.maximum(columns.max(axis=0), 1e-300)
     return bool(np.linalg.cond(scaled) > _MOST_COLLINEAR)
 
 
 def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the coefficients (m,), none negative, of least Huber loss, of columns (n, m)."""
+    """Return the non-negative coefficients (m,) of least Huber loss, for columns (n, m)."""
     rows = np.column_stack([columns, seconds])
     weights = np.ones(len(seconds))
     found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
-        # Least squares depends on the rows only by the triangle of their QR decomposition.
+        # Least squares depends on the rows only through the triangle of their QR decomposition.
         triangle: Any = np.linalg.qr(np.sqrt(weights)[:, None] * rows, mode="r")
         found = nnls(triangle[:, :-1], triangle[:, -1])[0]
         errors = np.abs(columns @ found - seconds)
-        # Of an exact fit the errors are rounding, and no reason to weigh points differently.
+        # Errors of an exact fit are rounding, and no reason to weight points differently.
         limit = max(_HUBER * 1.4826 * float(np.median(errors)), 1e-9 * float(seconds.max()))
         before, weights = weights, limit / np.maximum(errors, limit)
         if np.array_equal(before, weights):
-            break  # all rounds to come would be this one again
+            break  # all later rounds would be equal
     return np.asarray(found)
 
 
 @dataclass(frozen=True)
 class DraftingOfRuns:
-    """How measured runs drafted, and what their differences say that it costs."""
+    """How measured runs drafted, and the cost of drafting from their differences."""
 
     method: str
-    draft_lens: tuple[int, ...]  # of the runs, rising; 0: without speculation
+    draft_lens: tuple[int, ...]  # of the runs, ascending; 0 is no speculation
     step_seconds: float = 0.0
     pass_seconds: float = 0.0
 
     @property
     def only_lens(self) -> tuple[int, ...] | None:
-        """Return the draft lengths that the runs say something of; None: of all."""
-        # What a step and what a pass takes is known from two lengths and runs without drafts.
+        """Return the draft lengths that the runs determine; None for all."""
+        # Two lengths and runs without drafts determine the cost of a step and of a pass.
         return None if len(self.draft_lens) > 2 and not self.draft_lens[0] else self.draft_lens
 
     @property
@@ -116,19 +116,19 @@ class DraftingOfRuns:
 
 @dataclass(frozen=True)
 class Points:
-    """Steps and how long they took; arrays of shape (n,)."""
+    """Steps and their times; arrays of shape (n,)."""
 
     context_tokens: NDArray[np.float64]
     batched_tokens: NDArray[np.float64]
     num_requests: NDArray[np.float64]
-    mixed: NDArray[np.bool_]  # whether the step carries prefill
+    mixed: NDArray[np.bool_]  # whether the step has prefill
     seconds: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Points":
-        """Return some of the points, by their numbers or by whether each is one of them."""
+        """Return some of the points, by their numbers or by a mask."""
         return Points(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @classmethod
@@ -138,9 +138,9 @@ class Points:
 
     @property
     def load(self) -> StepLoad:
-        """All of them in the form that a latency model takes.
+        """All points in the form that a latency model takes.
 
-        Of a step with prefill: one chunk, and one token of every other sequence.
+        A step with prefill has one chunk, and one token for every other sequence.
         """
         chunk = np.maximum(self.batched_tokens - self.num_requests + 1, 1) * self.mixed
         counts: Any = (self.context_tokens, self.batched_tokens, self.num_requests, chunk)
@@ -149,18 +149,18 @@ class Points:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which model was measured on which GPUs, in the names of ``profiles/``."""
+    """The measured model and its GPUs, by the names in ``profiles/``."""
 
     model: str
     gpu: str
     tensor_parallel_size: int = 1
-    drafting: DraftingOfRuns | None = None  # of measured runs; None if none of them speculated
+    drafting: DraftingOfRuns | None = None  # of measured runs; None without speculation
 
     @property
     def kv_tokens(self) -> int:
-        """What the KV cache holds of a server of this model on this GPU.
+        """KV cache of a server of this model on this GPU, tokens.
 
-        A SpecsimError if model or GPU is not known, or the model does not fit.
+        Raises a SpecsimError if model or GPU is not known, or the model does not fit.
         """
         shape, gpu = load_model(self.model), load_gpu(self.gpu)
         size = self.tensor_parallel_size
@@ -181,17 +181,17 @@ def measured_steps(
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> tuple[Points, Origin]:
-    """Return the steps of tables or of measured runs, or composed from a folder of kernel tables.
+    """Return the steps of tables or measured runs, or steps composed from kernel tables.
 
-    A ProfileError if a table is missing or malformed, runs drafted by several methods, or model or
-    GPU of a folder of kernel tables are not known.
+    Raises a ProfileError if a table is missing or malformed, runs drafted by several methods, or
+    model or GPU of a folder of kernel tables are not known.
 
     Args:
         sources: Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel
-            tables, whose larger steps are left out. Of runs that differ in draft length, drafting
-            is taken out of the steps. Where ``host_speed.jsonl`` says how fast the machine was
-            during a run, each step is taken for as long as it would have been at the mean speed.
-        model, gpu: By default what a folder's ``meta.yaml`` says; of tables and runs "".
+            tables, whose larger steps are left out. For runs that differ in draft length, drafting
+            is removed from the steps. With ``host_speed.jsonl``, step times are scaled to the mean
+            speed of the machine.
+        model, gpu: By default those in a folder's ``meta.yaml``; for tables and runs "".
     """
     tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
     if not any(table.is_dir() for table in tables):
@@ -221,15 +221,15 @@ def measured_steps(
 
 
 def read_points(path: Path) -> Points:
-    """Return the steps in a table; those without tokens are left out.
+    """Return the steps in a table without those that have no tokens.
 
-    A ProfileError if a column is missing, or a value is not a number of at least 0.
+    Raises a ProfileError if a column is missing, or a value is not a number of at least 0.
 
     Args:
         path: CSV, Parquet or JSON lines with columns context_tokens, batched_tokens, num_requests
-            (or requests), mixed (or prefill_tokens: mixed where not 0) and seconds (or
-            target_time); such as the ``steps.parquet`` of a simulated run, or the ``steps.jsonl``
-            of a measured one. Or JSON lines of forward-pass metrics (`_PASS`).
+            (or requests), mixed (or prefill_tokens: mixed if not 0) and seconds (or target_time),
+            such as the ``steps.parquet`` of a simulated run or the ``steps.jsonl`` of a measured
+            one; or JSON lines of forward-pass metrics (`_PASS`).
     """
     header = table_header(path)
     if _PASS[0] in header:
@@ -262,7 +262,7 @@ def _passes(path: Path) -> Columns:
 
 
 def _steps(path: Path, header: Sequence[str]) -> tuple[Columns, str]:
-    """Return a table's columns, and what it calls the seconds."""
+    """Return a table's columns, and its name for the seconds."""
     found = {}
     for name, called in _NAMES.items():
         present = [each for each in called if each in header]
@@ -310,7 +310,7 @@ def _speculation(tables: Sequence[Path]) -> tuple[str, list[int]]:
 
 
 def _check_split(table: Path, tensor_parallel_size: int) -> None:
-    """Raise a ProfileError if a run's server held the model otherwise than the fit takes it."""
+    """Raise a ProfileError if a run's server divided the model in another way than the fit."""
     path, options = _options_of(table)
     if (stages := options.get("pipeline_parallel_size") or 1) != 1:
         raise ProfileError(
@@ -327,7 +327,7 @@ def _check_split(table: Path, tensor_parallel_size: int) -> None:
 
 
 def _options_of(table: Path) -> tuple[Path, dict[str, Any]]:
-    """Return what is said beside the steps of a measured run of its engine, and where."""
+    """Return the engine's options beside the steps of a measured run, and their file."""
     path = table.with_name("meta.json")
     meta = load_mapping(path, ProfileError) if table.name == _STEPS and path.exists() else {}
     options = meta.get("engine_kwargs")
@@ -360,9 +360,9 @@ def kernels_of(
 ) -> tuple[Kernels, Origin]:
     """Return the kernels in a folder with ``dense.csv`` and ``attention.csv``, and their origin.
 
-    Or in a folder ``profile`` in it, as a measured run has one.
-    Model and GPU are by default what ``meta.yaml`` says. A ProfileError if a table is missing or
-    malformed, or model or GPU are not known.
+    The tables may be in its subfolder ``profile``, as in a measured run. Model and GPU are by
+    default those of ``meta.yaml``. Raises a ProfileError if a table is missing or malformed, or
+    model or GPU are not known.
     """
     folder = folder / "profile" if (folder / "profile").is_dir() else folder
     meta_path = folder / "meta.yaml"
@@ -398,7 +398,7 @@ def kernel_points(
 ) -> Points:
     """Return a step for every measured point of the attention kernel that a server can run.
 
-    Skewed lengths are included; the other kernels are those of as many tokens and sequences.
+    Skewed lengths are included; other kernels are taken at as many tokens and sequences.
     """
     grid = _columns(kernels.folder, "attention", _GRID)
     tables = [np.array([*grid, np.ones(len(grid[0]))])]
@@ -407,7 +407,7 @@ def kernel_points(
         tables.append(np.array([*skew, skewed / mean]))
     columns = np.concatenate(tables, axis=1)
     chunk, kv_prefill, decodes, kv_decode, _ = columns
-    # A decode's own token is the last of its KV entries; before the step there was one fewer.
+    # A decode's own token is the last of its KV entries, so before the step it has one fewer.
     context = kv_prefill + decodes * np.maximum(kv_decode - 1, 0)
     requests = decodes + (chunk > 0)
     batched = chunk + decodes
@@ -425,7 +425,7 @@ def _columns(folder: Path, table: str, names: Sequence[str]) -> list[NDArray[np.
 
 
 def _check_nothing_drafted(table: Path) -> None:
-    """Raise a ProfileError if steps drafted, in whose seconds drafting would be the target's."""
+    """Raise a ProfileError if steps drafted, since drafting would count as the target's time."""
     header = table_header(table)
     if "draft_tokens" not in header or "seconds" not in header:
         return
@@ -443,11 +443,11 @@ def _without_drafting(
 ) -> tuple[list[Points], DraftingOfRuns]:
     """Return the steps without the time of drafting, and that time.
 
-    One robust regression of all steps: the target's coefficients, of steps with and without
-    prefill, and what a step that drafts and each of its passes takes. Without a run that does not
-    draft, the former is part of the target; with only one that does, the passes are part of it.
-    `lens` are the draft lengths of the parts. A ProfileError if draft lengths and batches are
-    collinear, in a `source`.
+    One robust regression of all steps: coefficients of the target, with and without prefill, the
+    cost of a step that drafts, and of each pass. Without a run that does not draft, the cost per
+    step is part of the target; with only one draft length, so are the passes. `lens` are the draft
+    lengths of the parts. Raises a ProfileError, naming `source`, if draft lengths and batches are
+    collinear.
     """
     drafting = DraftingOfRuns(method, tuple(sorted(set(lens))))
     if len(drafting.draft_lens) == 1:

@@ -1,6 +1,6 @@
-"""Fitting a composed profile to measured runs of one server: what a load generator printed.
+"""Fitting a composed profile to measured runs of one server, as a load generator reports them.
 
-Bounded least squares of the errors of simulated runs, and what each load says of the others.
+Bounded least squares of the errors of simulated runs, and cross-validation between loads.
 """
 
 import math
@@ -34,19 +34,19 @@ DEVIATIONS: Mapping[str, float] = {
     "e2e_mean_ms": 0.02,
     "engine_steps": 0.02,
 }
-"""What is fitted: the logarithm of predicted over measured, and by how much it may be off."""
-_ALIKE = 1.25  # ratio of mean contexts, up to which runs may be repetitions of one load
-_STEP = 0.5  # of finite differences, standard deviations: some 4 to 8 % of a factor
+"""Fitted metrics, and the expected deviation of log(predicted / measured)."""
+_ALIKE = 1.25  # ratio of mean contexts up to which runs may be repetitions of one load
+_STEP = 0.5  # of finite differences, standard deviations: about 4 to 8 % of a factor
 _ONE_TIME = frozenset({"output_tok_s", f"{OF_TOKENS}_mean_ms", "e2e_mean_ms"})
-"""What tells the same of a closed loop, and so counts together as one."""
+"""Metrics that say the same in a closed loop, and so count together as one."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number in a profile, as the fit sees it: in standard deviations of the prior.
+    """A number in a profile, in standard deviations of its prior.
 
-    The prior is normal around the value that the profile starts with: of a factor in its logarithm,
-    of a time in its own unit, of drafting's times the farther off the wider.
+    The prior is normal around the value in the start profile: for a factor in its logarithm, for a
+    time in its unit; for times of drafting it is wider farther away.
     """
 
     path: tuple[str, ...]
@@ -57,14 +57,14 @@ class Parameter:
     highest: float
     is_factor: bool = False
     may_be_far: bool = False
-    """Whether the prior has long tails: the place is that of the inverse hyperbolic sine."""
+    """Whether the prior has long tails, by the inverse hyperbolic sine."""
 
     @property
     def name(self) -> str:
         return ".".join(self.path)
 
     def value(self, place: float) -> float:
-        """Return the value so many standard deviations from the start."""
+        """Return the value that is `place` standard deviations from the start."""
         moved = place * self.scale if not self.may_be_far else math.sinh(place) * self.scale
         value = self.start * math.exp(moved) if self.is_factor else self.start + moved
         return min(max(value, self.lowest), self.highest)
@@ -87,11 +87,11 @@ _FACTORS, _TIMES, _OF_DRAFTS = load_mapping(
 
 
 def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Parameter]:
-    """Return what some runs may change in a profile.
+    """Return the parameters of a profile that some runs may change.
 
-    What only runs with drafts can tell is left alone if there is none; so is, without a run that
-    does not draft, the host time of each pass, which only such a run tells from that of drafting. A
-    ProfileError if the profile is not composed, or does not know a drafter of the runs.
+    Parameters of drafting are left out without runs that draft; the host time of each pass is left
+    out without a run that does not draft, which separates it from drafting. Raises a ProfileError
+    if the profile is not composed, or lacks a drafter of the runs.
     """
     if not isinstance(profile.target, Composed):
         raise ProfileError(
@@ -133,7 +133,7 @@ def _parameter(part: Any, path: tuple[str, ...], kind: list[Any], **options: boo
 
 
 def changed(profile: Profile, values: Mapping[tuple[str, ...], Any]) -> Profile:
-    """Return a profile with other values, by their paths; each is checked as in a file."""
+    """Return a profile with other values, by path; each is checked as in a file."""
     for path, value in values.items():
         profile = _replaced(profile, path, value)
     return profile
@@ -150,13 +150,13 @@ def _replaced(part: Any, path: tuple[str, ...], value: Any) -> Any:
 
 
 def _load_of(run: MeasuredRun) -> tuple[object, ...]:
-    """Return what repetitions of a run have in common; lengths and acceptance differ a little."""
+    """Return what repetitions of a run share; lengths and acceptance may differ a little."""
     context = round(math.log(run.mean_context, _ALIKE))
     return (run.cells.get("dataset", ""), context, run.load, run.method, run.num_speculative_tokens)
 
 
 class Problem:
-    """Residuals by the places of the parameters, in standard deviations from the start."""
+    """Residuals as a function of the parameters, in standard deviations from the start."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Problem:
         rows = list(zip(replayer.runs, keys, map(loads.index, loads), strict=True))
         told = [(name, row) for name in metrics for row in rows if measured_of(row[0], name)]
         self.loads = [load for _, (_, _, load) in told]
-        """Number of the load that each error is of; repetitions are of one load."""
+        """Load of each error; repetitions share one."""
         self._weights = np.array(
             [
                 1 / np.sqrt(keys.count(key) * self._told_as_often(name, run))
@@ -194,7 +194,7 @@ class Problem:
 
     @property
     def num_errors(self) -> float:
-        """How many errors there are, repetitions together as one."""
+        """Number of errors, with repetitions counted as one."""
         return float((self._weights**2).sum())
 
     def profile(self, places: Values) -> Profile:
@@ -202,13 +202,13 @@ class Problem:
         return changed(self._start, {each.path: each.value(place) for each, place in pairs})
 
     def errors(self, places: Values) -> Values:
-        """Return log errors over what is expected of them; repetitions weigh as much as one."""
+        """Return log errors / expected deviations; repetitions together weigh as one."""
         key = places.tobytes()
         if key not in self._known:
             predictions = self._replayer.predict(self.profile(places))
             self._known[key] = self._weights * np.array(
                 [
-                    # What never happens in the simulation is as wrong as can be told.
+                    # What never happens in the simulation counts as the largest error.
                     np.log(max(predicted, 1e-3 * measured) / measured) / DEVIATIONS[metric]
                     for metric in self._metrics
                     for measured, predicted in (value_of(each, metric) for each in predictions)
@@ -220,9 +220,9 @@ class Problem:
         return self._known[key]
 
     def jacobian(self, places: Values, is_free: Flags) -> Values:
-        """Return the derivatives, shape (errors, parameters), as far apart as noise demands.
+        """Return the derivatives, shape (errors, parameters), by differences above the noise.
 
-        0 by those that are not free.
+        Derivatives of parameters that are not free are 0.
         """
         columns = []
         for number, place in enumerate(places):
@@ -237,34 +237,34 @@ class Problem:
         return np.column_stack(columns)
 
     def _told_as_often(self, metric: str, run: MeasuredRun) -> int:
-        """Return how many metrics of a run tell what this one does."""
+        """Return how many metrics of a run say the same as this one."""
         alike = _ONE_TIME & set(self._metrics) if metric in _ONE_TIME else {metric}
         return sum(bool(measured_of(run, each)) for each in alike)
 
 
 Runs = Sequence[MeasuredRun]
 
-UNTOLD = 0.7  # width, as a share of the prior's, from which on the data say nothing of a parameter
+UNTOLD = 0.7  # share of the prior's width from which on the data do not determine a parameter
 _SAME = ("model", "gpu", "engine", "engine_version", "quantisation")
 _WIDTH_95 = 1.96
 _AT_BOUND = 0.02  # standard deviations
 ROUNDS = 2
 _MOST_STEPS = 6
 _LEAST_SPREAD = 1.7
-"""Least spread of errors that is assumed, as a share of `DEVIATIONS`: with as many parameters as
-cells a fit leaves no errors. Rows that were not fitted were off by that much (root mean square,
-median of nine servers)."""
+"""Least assumed spread of errors, as a share of `DEVIATIONS`, because a fit with as many
+parameters as cells has no errors. Held-out rows were off by this (root mean square, median of
+nine servers)."""
 _MOST_LEFT = 0.5
-"""Most that may be left of the errors of loads left out, for a fit to be kept. Chosen by leaving
-one machine out of nine servers: ``experiments/gpu-runs/PROTOCOL.md``."""
+"""Largest share of the errors of loads left out that may remain for a fit to be kept. Chosen by
+leaving one machine out of nine servers: ``experiments/gpu-runs/PROTOCOL.md``."""
 _LONGEST_STEP = 1.5  # standard deviations
-_SHARES = (1.0, 0.5, 0.2)  # of a step that are tried, in turn
+_SHARES = (1.0, 0.5, 0.2)  # shares of a step, tried in turn
 _LEAST_GAIN = 0.01
-_TINY = 1e-9  # between two bounds
+_TINY = 1e-9  # least distance of two bounds
 
 
 class Solution(NamedTuple):
-    """Where the errors are smallest, in standard deviations from the start."""
+    """The place of the smallest errors, in standard deviations from the start."""
 
     places: Values
     spread: float  # of the errors there
@@ -274,9 +274,9 @@ class Solution(NamedTuple):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How far each load is off by the start, and by what all the other loads together say.
+    """Errors on each load of the start profile, and of a fit to all other loads.
 
-    Mean sizes of errors, as a share of `DEVIATIONS`; repetitions are one load.
+    Mean absolute errors, as a share of `DEVIATIONS`; repetitions are one load.
     """
 
     before: tuple[float, ...]
@@ -284,15 +284,15 @@ class LeftOut:
 
     @property
     def num_worse(self) -> int:
-        """How many loads are no better by the others than by the start."""
+        """Number of loads that the fit to the others does not predict better than the start."""
         return sum(new >= old for old, new in zip(self.before, self.after, strict=True))
 
     @property
     def is_better(self) -> bool:
-        """Whether none is worse, and all together are half as far off.
+        """Whether no load is worse, and the errors together are halved.
 
-        Where one is worse the form is wrong, and not a number in it. What gains less is too little
-        to tell from luck: it made other loads of the server worse.
+        If a load is worse, the form is wrong, and not a number in it. A smaller gain cannot be told
+        from luck: it made other loads of the server worse.
         """
         return not self.num_worse and sum(self.after) <= _MOST_LEFT * sum(self.before)
 
@@ -310,40 +310,39 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A parameter after the fit; all in its own unit."""
+    """A parameter after the fit, in its own unit."""
 
     name: str
     about: str
     start: float
     value: float
     low: float
-    """Of the interval that holds it with 95 %: from the Jacobian, the spread of the residuals, and
-    the prior."""
+    """Ends of the 95 % interval, from the Jacobian, the spread of the residuals, and the prior."""
     high: float
-    is_told: bool  # whether the data say more of it than the prior
+    is_told: bool  # whether the data narrow it beyond the prior
     at_bound: bool
 
 
 @dataclass(frozen=True)
 class RunFit:
-    """A profile fitted to runs, and how far it and its start are off.
+    """A profile fitted to runs, with its errors and those of the start.
 
-    The profile is the start, if what all loads but one say is no better on that one.
+    It is the start profile if fits to all loads but one do not predict that one better.
     """
 
     profile: Profile
     estimates: list[Estimate]
-    left_out: LeftOut | None  # None of a single load, behind which nothing stands
+    left_out: LeftOut | None  # None for a single load, which cannot be tested
     fitted: tuple[list[Prediction], list[Prediction]]
-    """Of the rows that were fitted, before and after."""
+    """Predictions of the fitted rows, before and after."""
     held_out: tuple[list[Prediction], list[Prediction]]
-    """Of the others, likewise; empty if there are none."""
+    """Predictions of the other rows, before and after; empty if there are none."""
     spread: float  # of the residuals, as a share of `DEVIATIONS`
     num_evaluations: int
 
     @property
     def is_kept(self) -> bool:
-        """Whether the profile is the fitted one."""
+        """Whether the profile is the fitted one, not the start."""
         return self.left_out is None or self.left_out.is_better
 
     def to_dict(self) -> dict[str, Any]:
@@ -377,17 +376,17 @@ def fit_runs(
 ) -> RunFit:
     """Fit the few parameters of a composed profile to measured runs, with any draft lengths.
 
-    Bounded least squares of log errors, with a prior around the start. Once the residuals are
-    known, they are weighed by their own spread and fitted again; what the runs do not tell stays as
-    it was. A SpecsimError if the profile is not composed, the runs are of several servers or not of
-    the profile's, a row says too little, or has nothing that could be fitted.
+    Bounded least squares of log errors, with a prior around the start. Then the residuals are
+    weighted by their own spread and fitted again; parameters that the runs do not determine keep
+    their values. Raises a SpecsimError if the profile is not composed, the runs are of several
+    servers or not of the profile's, or a row lacks data or fitted metrics.
 
     Args:
-        start: Such as `specsim profile build` makes.
-        fitted, held_out: Of one server; repetitions of a run count together as one.
-        metrics: Of `DEVIATIONS`, those that count.
-        seed, spread, processes: As of `Replayer`.
-        on_progress: Told the number of profiles that have been tried.
+        start: A profile such as `specsim profile build` makes.
+        fitted, held_out: Runs of one server; repetitions of a run count together as one.
+        metrics: The metrics of `DEVIATIONS` to fit.
+        seed, spread, processes: See `Replayer`.
+        on_progress: Called with the number of profiles that have been tried.
     """
     check_one_server([*fitted, *held_out])
     check_same([*fitted, *held_out], start)
@@ -401,7 +400,7 @@ def fit_runs(
         unseen_before = others.predict(start)
         best = solved(problem, np.ones(len(parameters), dtype=bool), ROUNDS)
         is_told = best.widths < UNTOLD
-        if is_told.any() and not is_told.all():  # the others go back, and these make up for it
+        if is_told.any() and not is_told.all():  # the others restart, these are refitted
             best = solved(problem, is_told, 1, best)
         best = best._replace(places=np.where(is_told, best.places, 0.0))
         columns = (each.tolist() for each in (best.places, best.widths, is_told))
@@ -423,7 +422,7 @@ def fit_runs(
 def check_one_server(runs: Runs) -> None:
     """Raise unless all runs are of one server, and draft with one model.
 
-    A ConfigError if there is none, or it names the first row that differs, and in what.
+    A ConfigError if there is no run; else it names the first row that differs, and its difference.
     """
     if not runs:
         raise ConfigError("no row to fit to; choose others with --rows and --fit-rows")
@@ -450,7 +449,7 @@ def _estimate(each: Parameter, place: float, width: float, is_told: bool) -> Est
 def _with_provenance(
     profile: Profile, fit: Sequence[Estimate], fitted: Runs, held_out: Runs, check: LeftOut | None
 ) -> Profile:
-    """Return a fitted profile that says what was fitted to what, or why it is as built."""
+    """Return a fitted profile with its provenance, or the reason why it is as built."""
     known, run = profile.provenance, fitted[0]
     files = ", ".join(dict.fromkeys(str(each.path.name) for each in fitted))
     lens = ", ".join(map(str, sorted({each.num_speculative_tokens for each in fitted})))
@@ -486,7 +485,7 @@ def _with_provenance(
 def solved(
     problem: Problem, is_free: Flags, rounds: int, start: Solution | None = None
 ) -> Solution:
-    """Return the best places of the parameters that are free; the others stay at the start."""
+    """Return the best places of the free parameters; the others stay at the start."""
     places, spread = np.zeros(len(problem.parameters)), 1.0
     if start is not None:
         places, spread = np.where(is_free, start.places, 0.0), start.spread
@@ -503,9 +502,9 @@ def solved(
 
 
 def left_out(problem: Problem, found: Solution, is_free: Flags) -> LeftOut | None:
-    """Leave out each load in turn; None if there is but one.
+    """Leave out each load in turn; None if there is only one.
 
-    Near the solution errors are linear, so that one step leads to what the other loads say.
+    Near the solution errors are linear, so a single step gives the fit to the other loads.
     """
     loads = np.array(problem.loads)
     count = len(set(loads.tolist()))
@@ -525,11 +524,11 @@ def left_out(problem: Problem, found: Solution, is_free: Flags) -> LeftOut | Non
 
 
 def _least_squares(problem: Problem, places: Values, spread: float, is_free: Flags) -> Values:
-    """Return where errors of a spread and the prior's are smallest together.
+    """Return the place of the least sum of errors, of a given spread, and prior.
 
-    Gauss and Newton's method within bounds: each step solves the linear problem exactly, which
-    takes two or three of them; those of `scipy.optimize.least_squares` shrink where many times are
-    at their bound of 0, and it stops on the way.
+    Gauss-Newton within bounds: each step solves the linear problem exactly, and two or three
+    suffice; steps of `scipy.optimize.least_squares` shrink where many times are at their bound of
+    0.
     """
     from scipy.optimize import lsq_linear
 
@@ -557,6 +556,6 @@ def _least_squares(problem: Problem, places: Values, spread: float, is_free: Fla
 
 
 def _covariance(slopes: Values, spread: float) -> Values:
-    """Return that of the parameters, in units of the prior's, which is part of it."""
+    """Return the covariance of the parameters in units of the prior, which is included."""
     information = slopes.T @ slopes / spread**2 + np.eye(slopes.shape[1])
     return np.asarray(np.linalg.inv(information), dtype=np.float64)

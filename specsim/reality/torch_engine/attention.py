@@ -1,4 +1,4 @@
-"""Batches of spans of tokens, and attention over a KV cache where every sequence has a row."""
+"""Batches of spans of tokens, and attention over a KV cache with a row per sequence."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 class Span(NamedTuple):
     """Consecutive tokens of one sequence."""
 
-    slot: int  # row of the KV cache that the sequence has
-    start: int  # position of the first token; all before it are in the cache
+    slot: int  # row of the sequence in the KV cache
+    start: int  # position of the first token; all earlier ones are in the cache
     token_ids: NDArray[np.int64]
-    asked: range  # places in the span of the tokens whose successors are asked for
+    asked: range  # places in the span of the tokens whose next tokens are wanted
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Batch:
     token_ids: Tensor  # shape (tokens,)
     positions: Tensor  # shape (tokens,)
     cache_rows: Tensor  # shape (tokens,): slot times slot length plus position
-    logit_rows: Tensor  # shape (logits,): the tokens whose successors are asked for
-    query_starts: Tensor  # of the spans in the batch, and the last end, (spans + 1,), int32
-    key_starts: Tensor  # of their sequences in the cache, and a 0, (spans + 1,), int32
-    key_lens: Tensor  # of their sequences, these spans included, shape (spans,), int32
+    logit_rows: Tensor  # shape (logits,): the tokens whose next tokens are wanted
+    query_starts: Tensor  # starts of the spans in the batch, and the last end, (spans + 1,), int32
+    key_starts: Tensor  # starts of their sequences in the cache, and a 0, (spans + 1,), int32
+    key_lens: Tensor  # lengths of their sequences, with these spans, (spans,), int32
 
     @property
     def longest(self) -> int:
@@ -78,7 +78,7 @@ def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
 
 
 def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
-    """Take apart what `pack` packed; later changes of the tensor are changes of the batch."""
+    """Return the parts of a packed tensor as a batch of views."""
     num, asked = (
         sum(len(each) for each in column)
         for column in ((span.token_ids for span in spans), (span.asked for span in spans))
@@ -102,7 +102,7 @@ Attend = Callable[[Tensor, Tensor, Batch], Tensor]  # takes queries, cache and b
 
 
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
-    """Return what is added to the scores, 0 or minus infinity, with device and dtype of `like`.
+    """Return the mask to add to the scores, 0 or -inf, with device and dtype of `like`.
 
     Shape (num_positions * num_shared, num_positions): a row per query head that shares the keys.
     """
@@ -112,12 +112,11 @@ def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
 
 
 def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -> Tensor:
-    """Attend sequence by sequence: no padding, nothing copied; what a CPU does best.
+    """Attend sequence by sequence, without padding or copies; best on a CPU.
 
-    Query heads that share keys and values lie behind each other as if they were more tokens, so
-    that keys and values are read once for all of them. Queries, and what is returned, are of shape
-    (tokens, heads, head_dim), the cache, with the keys and values of this batch, (2, slots,
-    slot_len, kv_heads, head_dim).
+    Query heads that share keys and values are put one after another like more tokens, so that keys
+    and values are read once for all. Queries and the result have shape (tokens, heads, head_dim),
+    the cache, which includes this batch, (2, slots, slot_len, kv_heads, head_dim).
     """
     found = torch.empty_like(queries)
     kv_heads = cache.shape[3]
@@ -141,11 +140,11 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -
 
 
 def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
-    """Attend to all sequences in one kernel, each as far as it is known; what a GPU does best.
+    """Attend to all sequences in one kernel, each to its own length; best on a GPU.
 
-    FlashAttention 2 (Dao 2023) as it is in PyTorch: with the keys that each sequence uses
-    (``seqused_k``) the rows of the cache need not be full, nor be copied. So the cost follows the
-    context that is read, as a simulation has it, and not the longest sequence. Arguments as of
+    FlashAttention 2 (Dao 2023) as in PyTorch: with the number of used keys per sequence
+    (``seqused_k``) the rows of the cache need neither be full nor copied. So the cost follows the
+    context that is read, as in a simulation, and not the longest sequence. Arguments as for
     `attend_each`; on a GPU, of 16 bits.
     """
     keys, values = cache.flatten(1, 2)
@@ -167,10 +166,10 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
 
 
 def choose_attention(cache: Tensor, num_heads: int) -> Attend:
-    """Return how a device attends best, provided that it attends right.
+    """Return the fastest attention of a device that gives right results.
 
-    On a GPU that has no such kernel, or one that says otherwise, sequences are attended to one by
-    one, with a warning. The cache, of one layer, is overwritten.
+    A GPU without the kernel, or with one of other results, attends sequence by sequence, with a
+    warning. The cache, of one layer, is overwritten.
     """
     slot_len, kv_heads = cache.shape[2:4]
     each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))
@@ -184,7 +183,7 @@ def choose_attention(cache: Tensor, num_heads: int) -> Attend:
 
 
 def disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> str | None:
-    """Let two attend to the same, step by step of every kind. Say what is wrong, if anything."""
+    """Compare two attentions on steps of every kind; return what is wrong, or None."""
     slots, slot_len, _, width = cache.shape[1:]
     cache.normal_()
     try:
@@ -193,10 +192,10 @@ def disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> s
             batch = make_batch(spans, slot_len, cache.device)
             queries = cache.new_empty((len(batch.token_ids), num_heads, width)).normal_()
             mine, theirs = (attend(queries, cache, batch).float() for attend in (one, other))
-            # Token by token: what reads much is a mean of much, and small.
+            # Token by token: long contexts average many values, and are small.
             sizes = theirs.norm(dim=(1, 2))
             difference = float(((mine - theirs).norm(dim=(1, 2)) / sizes).max())
-            if not difference < 0.05:  # of a token's norm; bfloat16 keeps eight bits
+            if not difference < 0.05:  # of a token's norm; bfloat16 has eight bits
                 return f"{percent(difference, 0)} away from plain attention, spans of {lens} tokens"
     except torch.OutOfMemoryError:
         raise
@@ -208,7 +207,7 @@ def disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> s
 
 
 def _checked_spans(lens: list[int], slots: int, slot_len: int) -> list[Span]:
-    """Return spans of sequences as different as can be: the first short, the last full."""
+    """Return spans of very different sequences: the first short, the last full."""
     most = max(len(lens) - 1, 1)
     return [
         Span(place % slots, (slot_len - num) * place // most, np.zeros(num, np.int64), range(1))

@@ -1,6 +1,6 @@
 """TorchEngine: a model in memory that can be profiled and can serve experiments.
 
-It is served on the wall clock by the engine and the policies of a simulation.
+Experiments are served on the wall clock by the engine and policies of a simulation.
 """
 
 import gc
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheRoom:
-    """What the KV caches have room for."""
+    """The room in the KV caches."""
 
     max_num_seqs: int
     max_model_len: int
@@ -69,7 +69,7 @@ class CacheRoom:
 
     @property
     def target_shapes(self) -> list[PassShape]:
-        """Passes of the target in steps without prefill, all drafts of the same length."""
+        """Passes of the target in steps without prefill, with drafts of equal length."""
         return [
             PassShape(num, span_len, span_len)
             for span_len in range(1, self.max_draft_len + 2)
@@ -78,7 +78,7 @@ class CacheRoom:
 
     @property
     def draft_shapes(self) -> list[PassShape]:
-        """The draft model's: after such a step, drafting or not, and from there token by token."""
+        """Passes of the draft model: after such a step, drafting or not, then token by token."""
         return [
             PassShape(num, span_len, num_asked)
             for span_len in range(1, self.max_draft_len + 2)
@@ -90,7 +90,7 @@ class CacheRoom:
 class TorchEngine:
     """A target and a draft model on one device, with room for a number of sequences.
 
-    The seed of the recipe of the weights also draws the prompts.
+    The seed of the weights' recipe also draws the prompts.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TorchEngine:
         self._recorded = self.record(cuda_graphs(device)) if device.type == "cuda" else {}
 
     def record(self, record: Record) -> dict[str, str]:
-        """Record passes of both models; say how many are used, for `description`."""
+        """Record passes of both models; return how many are used, for `description`."""
         models = ((self.target, self.limits.target_shapes), (self.draft, self.limits.draft_shapes))
         try:
             for model, shapes in models:
@@ -128,7 +128,7 @@ class TorchEngine:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is and what it runs on, for ``meta.json``."""
+        """The engine and its device, for ``meta.json``."""
         return {
             "engine": f"specsim torch engine, PyTorch {torch.__version__}",
             "model": self.shape.name,
@@ -146,14 +146,14 @@ class TorchEngine:
 
     @property
     def drafter_kv_bytes(self) -> float:
-        """Memory of the draft model's KV cache, bytes per token; its weights are the target's."""
+        """KV cache of the draft model, bytes per token; its weights are the target's."""
         shape = self.shape
         width = shape.num_key_value_heads * shape.head_dim * self._dtype.itemsize
         return float(2 * self._recipe.num_draft_layers * width)
 
     def warm_up(self, max_batched_tokens: int) -> None:
         """Run a pass of every number of tokens; see `keep_kernels`."""
-        layers = self._weights.layers[:1]  # all have matrices of the same shapes
+        layers = self._weights.layers[:1]  # all layers have matrices of the same shapes
         layer = replace(self._weights, layers=layers)
         model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
         most_asked = self.limits.max_num_seqs * (self.limits.max_draft_len + 1)
@@ -176,14 +176,14 @@ class TorchEngine:
         *,
         is_synthetic: bool,
     ) -> Served:
-        """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments.
+        """Serve what `specsim.run.simulate.simulate` simulates, with the same arguments.
 
         Args:
             experiment: One replica, synchronous, method ``draft_model`` or none.
-            profile: What a policy takes for the cost of a step.
+            profile: The step times that a policy believes in.
             requests: In order of arrival, by index.
-            is_synthetic: Whether drafts are accepted as ``experiment.acceptance`` says: by the same
-                luck as in a simulation of the same seed. Otherwise as the target says.
+            is_synthetic: Whether drafts are accepted by ``experiment.acceptance``, with the luck of
+                a simulation with the same seed; otherwise the target decides.
         """
         deployment = Deployment.of(experiment, profile)
         drafting, synthetic = Drafting(experiment, deployment, requests), is_synthetic
@@ -222,10 +222,10 @@ _REPEATS = 20
 def build_engine(
     shape: ModelShape, device_name: str, plan: TorchPlan, *, threads: int, seed: int
 ) -> TorchEngine:
-    """Return an engine with random weights, on ``cpu``, with so many threads, or on ``cuda``.
+    """Return an engine with random weights on ``cpu``, with `threads` threads, or on ``cuda``.
 
-    A quarter of the layers make the draft model; there is room for what the plan asks. A
-    ConfigError if there is no such device, or the engine does not know a part of the model. A
+    A quarter of the layers are the draft model; there is room for what the plan needs. Raises a
+    ConfigError if there is no such device, or the engine does not support a part of the model; a
     CapacityError if the model does not fit.
     """
     check_shape(shape)
@@ -249,7 +249,7 @@ def build_engine(
 
 
 def _check_memory(shape: ModelShape, dtype: torch.dtype) -> None:
-    """Refuse what Linux would promise to hold and then end the process for."""
+    """Raise an error for models that Linux would accept and then kill the process for."""
     needed = shape.num_parameters * dtype.itemsize
     left = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > left:
@@ -260,7 +260,7 @@ def _check_memory(shape: ModelShape, dtype: torch.dtype) -> None:
 
 
 def _faster_dtype(shape: ModelShape) -> torch.dtype:
-    """Return what this CPU multiplies the weights by 16 tokens faster in; some have no bfloat16."""
+    """Return the dtype in which this CPU multiplies weights by 16 tokens faster."""
     times = {}
     for dtype in (torch.float32, torch.bfloat16):
         weights = torch.ones(shape.intermediate_size, shape.hidden_size, dtype=dtype)
@@ -273,15 +273,15 @@ def _faster_dtype(shape: ModelShape) -> torch.dtype:
     return min(times, key=lambda dtype: times[dtype])
 
 
-_SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
+_SPIN = 1e-3  # seconds of watching the clock before an arrival, since sleeping is inexact
 
 
 class WallClockServer:
-    """One run of one engine; steps are scheduled one after the other.
+    """One run of one engine; steps are scheduled one after another.
 
-    The engine is that of a simulation. Where it would compute how long something takes, the server
-    does it and looks at the clock. Drafting decides how much to draft and, if acceptance is
-    synthetic, what is accepted, whatever the models say. Runner and drafting are fresh.
+    The engine is that of a simulation. Where it would compute a duration, the server does the work
+    and reads the clock. Drafting chooses draft lengths and, if acceptance is synthetic, what is
+    accepted, whatever the models compute. Runner and drafting must be new.
     """
 
     def __init__(
@@ -327,12 +327,12 @@ class WallClockServer:
     ) -> Served:
         """Serve the requests of `drafting` as they arrive, in seconds after the call."""
         self._requests = requests
-        self._prompts = [prompt(request) for request in requests]  # not while the clock runs
+        self._prompts = [prompt(request) for request in requests]  # before the clock runs
         replica = self._replica
         arrived_at = np.array([request.arrived_at for request in requests], dtype=np.float64)
         replica.submit_all(np.arange(len(requests)), arrived_at)
         gc.collect()
-        gc.disable()  # Python would look for garbage in the middle of a step
+        gc.disable()  # no garbage collection during a step
         try:
             self._start = self._clock.now()
             replica.advance(inf)
@@ -344,7 +344,7 @@ class WallClockServer:
         return self._clock.now() - self._start
 
     def _see_speed(self, now: float) -> None:
-        """See how fast the machine is, if that is due, and stop the clock for that long."""
+        """Probe the machine's speed, if due, with the clock stopped."""
         if self._probe is not None and now - self._probed_at > self._probe.every:
             at, seconds = self._probe.run()
             self._probed_at = at - self._start
@@ -355,11 +355,11 @@ class WallClockServer:
             if left > _SPIN:
                 sleep(left - _SPIN)
 
-    # What follows are the verbs that take time, in place of the engine's own.
+    # The verbs that take time replace the engine's own below.
 
     def _take_in(self) -> None:
         replica = self._replica
-        self._wait_until(replica.now)  # the next arrival, where there is nothing to do before
+        self._wait_until(replica.now)  # the next arrival, if there is nothing to do before
         replica.now = now = self._now()
         if replica.next_arrival_at <= now:
             replica.verbs.take_in()
@@ -376,7 +376,7 @@ class WallClockServer:
             self._runner.add(request, self._prompts[request])
         self._agreed_lens = self._runner.verify(_rows(step))
         step.record["target_time"] = self._runner.target_time
-        step.record["overhead_time"] = self._overhead  # of the step before; its own is not over
+        step.record["overhead_time"] = self._overhead  # of the previous step; its own is not over
 
     def _release_preempted(self, step: StepView) -> None:
         if step.record["preemptions"]:
@@ -403,19 +403,19 @@ class WallClockServer:
     def _wait(self) -> None:
         replica, step = self._replica, self._replica.step
         if not (step.size or step.record["preemptions"]):
-            # Nothing can run before something arrives.
+            # Nothing can run before the next arrival.
             if replica.next_arrival_at == inf:
                 raise InvariantError("requests are left that can never run")
             self._wait_until(replica.next_arrival_at)
         replica.now = self._now()
 
-    # As an observer it writes down what has been served.
+    # As an observer it records what has been served.
 
     def scheduled(self, step: StepView) -> None:
-        """See a step that the server has just run itself."""
+        """Do nothing: the server ran this step itself."""
 
     def delivered(self, step: StepView) -> None:
-        """Write down a step that has come back, and the requests that it ended."""
+        """Record a step that has come back, and the requests that ended in it."""
         if not step.size:
             return
         sequences: Any = step.table.sequences
@@ -455,7 +455,7 @@ class WallClockServer:
         scheduled_at, target_time, draft_time = (
             float(record[name]) for name in ("scheduled_at", "target_time", "draft_time")
         )
-        ended_at = self._now()  # with the notes: a server's answers cost time as well
+        ended_at = self._now()  # includes recording: a server's answers take time as well
         seconds = ended_at - scheduled_at
         self._overhead = seconds - target_time - draft_time
         self.served.target_seconds.append(target_time)
@@ -478,7 +478,7 @@ class WallClockServer:
 
 
 def _rows(step: StepView) -> list[PassRow]:
-    """Return what the sequences of a step read, drafts that were trimmed left out."""
+    """Return what the sequences of a step read, without trimmed drafts."""
     trimmed_lens = step["draft_len"] - step["verified_len"]
     columns = (
         step["request"],

@@ -1,9 +1,9 @@
-"""Llama-like models: random weights, and the forward pass over a KV cache of its own.
+"""Llama-like models with random weights, and their forward pass over a KV cache.
 
-Decode passes are recorded, and launched at once as CUDA graphs where that is faster. A pass of a
-small batch is hundreds of kernels of a few microseconds, and launching each of them costs the host
-as much. A graph is launched once, but its shapes are fixed: so a pass is filled up to the next
-shape that was recorded, with spans of a row of the KV cache that no sequence has.
+Decode passes are recorded, and run as CUDA graphs where that is faster. A pass of a small batch is
+hundreds of kernels of a few microseconds, and launching each costs the host as much. A graph is
+launched once, but its shapes are fixed; so a pass is padded to the next recorded shape with spans
+of a spare row of the KV cache.
 """
 
 import logging
@@ -32,33 +32,33 @@ from specsim.reality.torch_engine.attention import (
 )
 
 Run = Callable[[], Tensor]
-Record = Callable[[Run], Run]  # of work on tensors that stay where they are; does it again
+Record = Callable[[Run], Run]  # records work on fixed tensors; returns a function that repeats it
 
-_VOCABULARY = 64  # token ids that every model has
+_VOCABULARY = 64  # number of token ids of every model
 _REPEATS = 5
-_AGREED = 0.5  # of the tokens: in 16 bits another batch size may change some, not most
+_AGREED = 0.5  # share of equal tokens: in 16 bits another batch size may change some, not most
 
 log = logging.getLogger(__name__)
 
 
 class Timer:
-    """Times one thing after the other, by the host's clock: a CPU has ended when a call returns."""
+    """Times one operation after another by the host's clock: a CPU's calls return when done."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._started_at = 0.0
 
     def start(self) -> None:
-        """Begin; all that was launched before has ended."""
+        """Begin, after all that was launched before has ended."""
         self._started_at = self._clock.now()
 
     def stop(self) -> float:
-        """Return the seconds since then, once all that was launched has ended."""
+        """Return the seconds since `start`, after all that was launched has ended."""
         return self._clock.now() - self._started_at
 
 
 class EventTimer(Timer):
-    """By events on a GPU, between which it counts the time itself."""
+    """Times by events on a GPU, which takes the time itself."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -74,23 +74,23 @@ class EventTimer(Timer):
 
 
 class PassShape(NamedTuple):
-    """A pass of spans that are all alike."""
+    """A pass of spans of equal shape."""
 
     num_spans: int
     span_len: int  # tokens of each span
-    num_asked: int  # successors that are asked for, of each span
+    num_asked: int  # tokens of each span whose next tokens are wanted
 
 
 class _RecordedPass(NamedTuple):
     shape: PassShape
-    inputs: Tensor  # as `pack` makes them
+    inputs: Tensor  # as made by `pack`
     run: Run
 
 
 class Recordings:
-    """Recorded passes of one model, which returns the successors that a batch asks for, (asked,).
+    """Recorded passes of one model, each returning the wanted next tokens, (asked,).
 
-    No sequence has the spare slot of the KV cache.
+    No sequence uses the spare slot of the KV cache.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Recordings:
 
     @property
     def num_kept(self) -> int:
-        """Shapes that run as recorded."""
+        """Number of shapes that use their recording."""
         return sum(len(each) for each in self._kept.values())
 
     def add(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
         """Record passes, and keep those that are right and faster than unrecorded ones.
 
-        Smaller numbers of spans come first. Each is compared at the smallest batch that it would be
-        used for, where filling it up costs most.
+        Smaller numbers of spans come first. Each is compared at the smallest batch that would use
+        it, where padding costs most.
         """
         fewest: dict[tuple[int, int], int] = {}
         for shape in shapes:
@@ -120,7 +120,7 @@ class Recordings:
                 fewest[kind] = shape.num_spans
 
     def next_tokens(self, spans: Sequence[Span]) -> Tensor | None:
-        """Read spans and return the successors asked for; None if no recording fits."""
+        """Read spans and return the wanted next tokens; None if no recording fits."""
         kinds = {(len(span.token_ids), len(span.asked)) for span in spans}
         if len(kinds) > 1:
             return None
@@ -166,7 +166,7 @@ class Recordings:
 
 
 def timed(timer: Timer, run: Run) -> float:
-    """Return how long it takes until the result of some work is on the host, seconds."""
+    """Return the time until the result of some work is on the host, seconds."""
     timer.start()
     run().tolist()
     return timer.stop()
@@ -178,13 +178,13 @@ def batch_sizes(most: int) -> list[int]:
 
 
 def cuda_graphs(device: torch.device) -> Record:
-    """Return what records CUDA graphs that share their memory; a RuntimeError if it fails."""
+    """Return a recorder of CUDA graphs that share memory; a RuntimeError if that fails."""
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def record(run: Run) -> Run:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            run()  # libraries choose kernels and take memory, which a recording must not do
+            run()  # libraries choose kernels and allocate, which must not happen in a recording
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
@@ -201,7 +201,7 @@ def cuda_graphs(device: torch.device) -> Record:
 
 @contextmanager
 def out_of_memory(what: str, device: torch.device) -> Iterator[None]:
-    """Turn PyTorch's ways of running out of memory for something into a one-line error."""
+    """Turn PyTorch's out-of-memory errors into a one-line error about `what`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -220,15 +220,15 @@ def out_of_memory(what: str, device: torch.device) -> Iterator[None]:
 class Layer:
     """Matrices of one layer, shape (outputs, inputs)."""
 
-    qkv: Tensor  # queries, keys and values on top of each other
+    qkv: Tensor  # queries, keys and values, stacked
     out: Tensor
-    gate_up: Tensor  # gate and up projection on top of each other
+    gate_up: Tensor  # gate and up projections, stacked
     down: Tensor
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A decoder-only transformer; its norms have no weights of their own.
+    """A decoder-only transformer whose norms have no weights.
 
     The first layers are its draft model, with the same vocabulary matrices.
     """
@@ -243,20 +243,20 @@ class Recipe:
     """How weights are drawn."""
 
     num_draft_layers: int = 2
-    """Layers of the draft model, the target's first; those after them write less into the residual
+    """Layers of the draft model, the first of the target; later layers write less into the residual
     stream."""
     deep_scale: float = 0.15
-    """By this factor. 0: the first layers decide alone, and the draft model is always right; 1: all
-    layers alike, and it is right by chance."""
+    """The factor by which later layers write less. 0: the first layers decide, and the draft model
+    is always right; 1: all layers are alike, and it is right by chance."""
     seed: int = 0
 
 
 def random_weights(
     shape: ModelShape, recipe: Recipe, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """Return random weights whose first layers say nearly what all of them say.
+    """Return random weights whose first layers predict almost what all layers predict.
 
-    A ConfigError if the model has a part that this engine does not know. A CapacityError if the
+    Raises a ConfigError if the engine does not support a part of the model; a CapacityError if the
     weights do not fit into memory.
     """
     check_shape(shape)
@@ -267,7 +267,7 @@ def random_weights(
 
     def matrix(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
         drawn = torch.empty(outputs, inputs, device=device, dtype=dtype)
-        # Some three times what models are initialised with: with less, greedy answers repeat.
+        # About three times the usual initialisation: with less, greedy answers repeat.
         return drawn.normal_(0.0, scale * 1.4 * inputs**-0.5, generator=generator)
 
     def layer(number: int) -> Layer:
@@ -287,7 +287,7 @@ def random_weights(
 
 
 def check_shape(shape: ModelShape) -> None:
-    """Refuse a model that has a part that Llama has not, with a ConfigError."""
+    """Raise a ConfigError if a model has a part that Llama has not."""
     unknown = {
         "experts": shape.num_experts > 0,
         "an MLP without gate": not shape.has_gated_mlp,
@@ -304,9 +304,9 @@ def check_shape(shape: ModelShape) -> None:
 
 
 class Llama:
-    """A model, and a KV cache of `num_slots` sequences of `slot_len` tokens each.
+    """A model with a KV cache of `num_slots` sequences of `slot_len` tokens each.
 
-    The shape is that of its layers; how many there are the weights know. A CapacityError if the
+    `shape` describes its layers; the weights determine their number. Raises a CapacityError if the
     cache does not fit into memory.
     """
 
@@ -317,7 +317,7 @@ class Llama:
         self._slot_len = slot_len
         self.device = weights.embedding.device
         dtype = weights.embedding.dtype
-        # One row more than sequences: for what fills up a recorded pass.
+        # One spare row, for the padding of recorded passes.
         size = (2, num_slots + 1, slot_len, shape.num_key_value_heads, shape.head_dim)
         what = f"a KV cache of {num_slots} x {slot_len} tokens, {len(weights.layers)} layers"
         with out_of_memory(what, self.device):
@@ -330,7 +330,7 @@ class Llama:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether all that a pass depends on is on the device."""
+        """Whether all inputs of a pass are on the device."""
         return self.attend is attend_flash
 
     def record(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
@@ -338,9 +338,9 @@ class Llama:
             self.recordings.add(shapes, record, timer)
 
     def next_tokens(self, spans: list[Span]) -> list[int]:
-        """Read spans, at least one, and return the most likely successors that are asked for.
+        """Read spans, at least one, and return the wanted most likely next tokens.
 
-        On the host, so all work is done; where none is asked for, a GPU may still be at it.
+        They are on the host, so all work is done; if none is wanted, a GPU may still be busy.
         """
         with torch.inference_mode():
             found = self.recordings.next_tokens(spans)
@@ -353,12 +353,12 @@ class Llama:
         return self.logits(batch).argmax(dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
+        """Read a batch and return the wanted logits, shape (asked, vocabulary)."""
         asked = self._read(batch)[batch.logit_rows]
         return functional.linear(_normed(asked), self._weights.lm_head)
 
     def _read(self, batch: Batch) -> Tensor:
-        """Run all layers; what is asked for or not, the KV cache gets it."""
+        """Run all layers; the KV cache gets the entries of all tokens."""
         hidden = self._weights.embedding[batch.token_ids]
         turns = self._turns[batch.positions].unsqueeze(1)
         for layer, cache in zip(self._weights.layers, self._caches, strict=True):

@@ -15,16 +15,16 @@ class PassRow(NamedTuple):
     """What one request reads in a step. All lengths are tokens."""
 
     request: int
-    start: int  # its text in the target's KV cache before the step
-    end: int  # how far the step reads, drafts included
+    start: int  # text in the target's KV cache before the step
+    end: int  # end of what the step reads, drafts included
     known_len: int  # its text without drafts
     draft_len: int  # drafts among the tokens from `start` to `end`
-    is_partial: bool  # whether it stops short of the known tokens: it emits nothing
+    is_partial: bool  # whether it stops before the known tokens, and emits nothing
     is_padded: bool  # whether its drafts are dummies, which are never accepted
 
 
 class RequestText:
-    """Prompt, output so far, and behind them the drafts that wait to be verified."""
+    """Prompt, output so far, and after them the drafts to verify."""
 
     def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:
         self.token_ids = np.zeros(slot_len + 1, dtype=np.int64)
@@ -33,12 +33,12 @@ class RequestText:
         self.draft_read_len = 0  # tokens in the draft model's KV cache
 
     def span(self, start: int, end: int, asked: range) -> Span:
-        """Return the tokens from one position up to another, to be read."""
+        """Return the span of tokens from `start` to `end`."""
         assert self.slot is not None
         return Span(self.slot, start, self.token_ids[start:end], asked)
 
     def write(self, position: int, token_ids: list[int]) -> None:
-        """Put tokens at a position, over whatever stood there."""
+        """Write tokens at a position, over earlier ones."""
         self.token_ids[position : position + len(token_ids)] = token_ids
 
 
@@ -61,17 +61,17 @@ class ModelRunner:
         self._texts[request] = RequestText(prompt, self._slot_len)
 
     def assume_read(self, request: int, length: int) -> None:
-        """Take the draft model to have read so many tokens, for a step that was made up."""
+        """Assume that the draft model has read `length` tokens, for an artificial step."""
         self._texts[request].draft_read_len = length
 
     def end(self, request: int, start: int, end: int) -> list[int]:
-        """Forget a request that has ended; return its text from one position up to another."""
+        """Forget a request that has ended; return its text from `start` to `end`."""
         self.release(request)
         answer: list[int] = self._texts.pop(request).token_ids[start:end].tolist()
         return answer
 
     def release(self, request: int) -> None:
-        """Give the KV cache of a request back, which was preempted or has ended."""
+        """Release the KV cache row of a request that was preempted or has ended."""
         text = self._texts[request]
         if text.slot is not None:
             self._free_slots.append(text.slot)
@@ -79,7 +79,7 @@ class ModelRunner:
         text.draft_read_len = 0
 
     def verify(self, rows: list[PassRow]) -> list[int]:
-        """Run the target over a step; return how many of each row's drafts it would say."""
+        """Run the target over a step; return how many of each row's drafts it accepts."""
         self._timer.start()
         self._rows = [(row, self._texts[row.request]) for row in rows]
         for _, text in self._rows:
@@ -98,7 +98,7 @@ class ModelRunner:
         return agreed_lens
 
     def accept(self, accepted_lens: list[int]) -> None:
-        """Write down what each row of the last `verify` emitted: drafts and what follows."""
+        """Store what each row of the last `verify` emitted: accepted drafts and the next token."""
         for (row, text), said, accepted_len in zip(
             self._rows, self._successors, accepted_lens, strict=True
         ):
@@ -106,17 +106,17 @@ class ModelRunner:
                 text.write(row.known_len + accepted_len, [said[accepted_len]])
 
     def draft(self, accepted_lens: list[int], asked_lens: list[int]) -> None:
-        """Run the draft model after a step; before the scheduler takes the step in.
+        """Run the draft model after a step, before the scheduler processes the step.
 
         As in vLLM the first pass reads what the target has just read, and every pass runs for the
-        whole batch: for prompts half read and answers that have ended, too. Lengths are of the rows
-        of the last `verify`.
+        whole batch, with unfinished prompts and ended answers. Lengths are by the rows of the last
+        `verify`.
         """
         self._timer.start()
         longest = max(asked_lens, default=0)
         spans, ends = [], []
         for (row, text), accepted_len in zip(self._rows, accepted_lens, strict=True):
-            # Up to the token that was emitted last, or as far as the prompt has been read.
+            # Up to the token emitted last, or the end of the prompt that was read.
             known_len = row.end if row.is_partial else row.known_len + accepted_len + 1
             first = text.draft_read_len
             last_read = known_len - first - 1
@@ -130,7 +130,7 @@ class ModelRunner:
             kept, spans = [], []
             for place, token in zip(places, tokens, strict=True):
                 (row, text), position = self._rows[place], ends[place] + number - 1
-                # Behind a prompt half read its continuation stands.
+                # After part of a prompt its next token follows.
                 if asked_lens[place] >= number and not row.is_partial:
                     text.write(position, [token])
                 if asked_lens[place] > number:
@@ -156,9 +156,9 @@ def _agreed_len(row: PassRow, text: RequestText, said: list[int]) -> int:
 
 
 def measure(runner: ModelRunner, point: GridPoint, vocab_size: int) -> Sample:
-    """Run one made-up step of a grid and time both models: the work of a run without the waiting.
+    """Run one artificial step of a grid and time both models, without waiting between steps.
 
-    The runner has as many free slots as the step has sequences; tokens are random.
+    The runner needs as many free slots as the step has sequences; tokens are random.
     """
     rows = _rows(point)
     for row in rows:
@@ -176,7 +176,7 @@ def measure(runner: ModelRunner, point: GridPoint, vocab_size: int) -> Sample:
 
 
 def _rows(point: GridPoint) -> list[PassRow]:
-    # The last known token of each answer is read now, and the drafts behind it.
+    # The last known token of each answer is read now, with the drafts after it.
     start, known_len = point.context_len, point.context_len + 1
     end, whole = known_len + point.draft_len, {"is_partial": False, "is_padded": False}
     rows = [

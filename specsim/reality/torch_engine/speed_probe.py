@@ -1,10 +1,9 @@
-"""Probe: the piece of work whose duration says how fast a CPU is; see `specsim.reality.host_speed`.
+"""Probe: work whose duration shows the speed of a CPU; see `specsim.reality.host_speed`.
 
-Other work beside it, in the caches and on the other thread of a core, slows one kind of work more
-than another. So the probe is two layers of a model of the very shape that is served. Measured on a
-shared host, over windows of 3 s: what a pass takes beyond what such a probe says changes by 1.6 %,
-and by 3 to 6 % with a matrix product and 120 scalings in its place, which such passes change 1.2 to
-1.6 times as much as.
+Other work, in the caches and on the other thread of a core, slows one kind of work more than
+another. So the probe is two layers of a model with the shape of the served one. On a shared host,
+over windows of 3 s, pass time / probe time varies by 1.6 %; with a matrix product and 120 scalings
+as probe by 3 to 6 %, as passes slow down 1.2 to 1.6 times as much as that.
 """
 
 import os
@@ -27,11 +26,11 @@ _LAYERS = 2
 _CONTEXT = 96  # tokens
 _CALLS = 9
 _TRIES = 5
-_SLOW = 3.0  # times as long as usual; what is slower by more than a stall was one
+_SLOW = 3.0  # times the usual duration; slower means a stall
 
 
 class Probe:
-    """Does the work, of the shape of the model that is served, while the clock stands still."""
+    """Runs the probe, with the shape of the served model, while the clock stands still."""
 
     def __init__(self, clock: MachineClock, shape: ModelShape, dtype: torch.dtype) -> None:
         self._clock = clock
@@ -49,17 +48,17 @@ class Probe:
 
     @property
     def every(self) -> float:
-        """Seconds from one to the next while something is measured."""
-        return self._usual / 0.1  # of the time that probes take
+        """Seconds between probes during a measurement."""
+        return self._usual / 0.1  # share of time that probes take
 
     def run(self) -> tuple[float, float]:
-        """Do it, some times again if the CPU was taken away; return when and for how long, s."""
+        """Run the probe, again if the CPU was taken away; return instant and duration, s."""
         at = self._clock.now()
         for _ in range(_TRIES):
             seconds = self.work()
             is_stalled = seconds >= _SLOW * self._usual + STALL
             if is_stalled:
-                sleep(STALL)  # until that has been counted
+                sleep(STALL)  # until the stall has been counted
             self._clock.resume(at)
             if not is_stalled:
                 break
@@ -71,30 +70,29 @@ class Probe:
         return perf_counter() - started_at
 
 
-_NUM_KERNELS = "8192"  # four matrix shapes times as many tokens as the steps of our plans have
+_NUM_KERNELS = "8192"  # four matrix shapes times the numbers of tokens in the steps of the plans
 
 
 def keep_kernels() -> None:
-    """Have oneDNN keep all kernels; call this before the first matrix is multiplied.
+    """Let oneDNN keep all kernels; call this before the first matrix multiplication.
 
     oneDNN, which multiplies matrices on a CPU, compiles a kernel for every number of tokens. That
-    takes some milliseconds each time, as long as the step itself; a server that has run for a
-    while has them all. So every number of tokens is run once before anything is measured, and the
-    kernels are kept.
+    takes some milliseconds, as long as a step; a server that has run for a while has all of them.
+    So every number of tokens is run once before anything is measured, and the kernels are kept.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _NUM_KERNELS)  # 1024 unless told
 
 
 class Timing(NamedTuple):
-    """Clocks, and how fast the machine is."""
+    """Clocks, and the probe of the machine's speed."""
 
     clock: Clock  # of runs
     timer: Timer  # of the models
-    probe: Probe | None  # of the speed of a CPU, by that clock
+    probe: Probe | None  # on the clock of runs; None on a GPU
 
     @classmethod
     def of(cls, device: torch.device, shape: ModelShape, dtype: torch.dtype) -> "Timing":
-        """Return what suits a device and the model that it runs."""
+        """Return the timing for a device and the model that it runs."""
         if device.type == "cpu":
             clock = MachineClock()
             return cls(clock, Timer(clock), Probe(clock, shape, dtype))

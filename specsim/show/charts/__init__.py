@@ -1,7 +1,7 @@
-"""Charts: Vega-Lite specifications, written once for pages and for files.
+"""Charts: Vega-Lite specifications, used for pages and for files.
 
-A page draws them with the Vega of ``vega/vega.js``, as SVG whose colours are those of its style
-sheet; `save` with vl-convert, an optional library. Specifications are plain dicts.
+A page draws them with the Vega of ``vega/vega.js``, as SVG with the colours of its style sheet;
+`save` uses vl-convert, an optional library. Specifications are plain dicts.
 
 References: https://vega.github.io/vega-lite/docs/, version 6.
 """
@@ -32,7 +32,7 @@ _COLOUR = re.compile(r"--([\w-]+): light-dark\((#\w+), #\w+\)")
 
 @cache
 def print_colour(name: str) -> str:
-    """Return a colour of the style sheets on paper, the light one."""
+    """Return a colour of the style sheets for paper, the light variant."""
     known: dict[str, str] = dict(_COLOUR.findall(read_web("base.css") + read_web("page.css")))
     return known[name]
 
@@ -52,7 +52,7 @@ _NAMED = ("ink", "muted", "line", "grid")
 
 
 def theme(colour: Callable[[str], str]) -> Spec:
-    """Return the look of all charts; `colour` says what a name of the style sheet stands for."""
+    """Return the theme of all charts; `colour` maps names of the style sheet to colours."""
     found: Spec = with_values(_THEME, {f"${name}": colour(name) for name in _NAMED})
     return found
 
@@ -74,7 +74,7 @@ def calculate(**expressions: str) -> list[Spec]:
 
 
 def keep(condition: str) -> Spec:
-    """Return the transform that keeps the rows of which an expression is true."""
+    """Return the transform that keeps the rows for which an expression is true."""
     return {"filter": condition}
 
 
@@ -97,7 +97,7 @@ def log_axis(**more: Any) -> Spec:
 
 
 def category(field: str, title: str | None = None, **more: Any) -> Spec:
-    """Return the encoding of a name; names stand in the order of the rows without a `sort`."""
+    """Return the encoding of a category; without a `sort`, in the order of the rows."""
     return {"field": field, "type": "nominal", "title": title, "sort": None, **more}
 
 
@@ -117,7 +117,7 @@ def mark(kind: str, encoding: Spec | None = None, *transform: Spec, **look: Any)
 
 
 def panels(by: str, names: Sequence[str], columns: int, spec: Spec, **resolve: str) -> Spec:
-    """Return a chart once for each value of a field, in the order of `names`."""
+    """Return a chart repeated for each value of a field, in the order of `names`."""
     return {
         "facet": {**category(by, header={"title": None}), "sort": list(names)},
         "columns": columns,
@@ -144,7 +144,7 @@ def line_panels(rows: Rows, labels: list[str], title: str, draw: Callable[[Spec]
 
 
 def distribution(values: NDArray[np.float64], **more: Any) -> Rows:
-    """Return the shares ``y`` of some samples that are at most ``x``; nan are left out."""
+    """Return the empirical distribution of samples, ``x`` and share ``y``, without NaN."""
     known = np.sort(values[np.isfinite(values)])
     shares = np.linspace(0, 1, min(len(known), 400))
     if not len(known):
@@ -157,7 +157,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_suffix(path: Path) -> None:
-    """Raise a ConfigError for a path that ends in none of ``.png``, ``.svg``, ``.pdf``."""
+    """Raise a ConfigError unless a path ends in ``.png``, ``.svg`` or ``.pdf``."""
     if path.suffix not in _FORMATS:
         raise ConfigError(
             f"{path}: a plot must end in {', '.join(_FORMATS)}, not '{path.suffix}'; rename it"
@@ -165,7 +165,7 @@ def check_suffix(path: Path) -> None:
 
 
 def save(spec: Mapping[str, Any], path: Path) -> None:
-    """Draw a chart into a file, whole or not at all; a ConfigError if the path is no good."""
+    """Draw a chart into a file, whole or not at all; a ConfigError if it cannot be written."""
     import vl_convert
 
     check_suffix(path)
@@ -178,7 +178,7 @@ def save(spec: Mapping[str, Any], path: Path) -> None:
         elif path.suffix == ".png":
             temporary.write_bytes(_marked_png(vl_convert.vegalite_to_png(whole, scale=1.6)))
         else:
-            # Of one font: several come in any order, and files are to be the same every time.
+            # One font only: several come in varying order, and files must be reproducible.
             light = json.dumps(whole).replace('Weight": "bold"', 'Weight": "normal"')
             temporary.write_bytes(_marked_pdf(vl_convert.vegalite_to_pdf(light)))
 
@@ -187,7 +187,7 @@ _REFERENCES = re.compile(rb"(?:^ */\w+ \d+ 0 R\n)+", re.M)
 
 
 def _marked_pdf(picture: bytes) -> bytes:
-    """Return a PDF that says which program made it, with lists of references in one order."""
+    """Return a PDF with the program that made it, and reference lists in a fixed order."""
     text = _REFERENCES.sub(lambda found: b"".join(sorted(found[0].splitlines(True))), picture)
     return text + f"\n%{PICTURE_MARK}\n".encode()
 
@@ -196,7 +196,7 @@ _HEAD = 33  # bytes of a PNG's signature and its first chunk
 
 
 def _marked_png(picture: bytes) -> bytes:
-    """Return a PNG that says which program made it (PNG specification, 11.3.4.3 tEXt)."""
+    """Return a PNG with the program that made it (PNG specification, 11.3.4.3 tEXt)."""
     text = b"tEXtSoftware\0" + PICTURE_MARK.encode()
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", crc32(text))
     return picture[:_HEAD] + chunk + picture[_HEAD:]

@@ -1,7 +1,7 @@
-"""The charts of a study, for the page and for papers.
+"""The charts of a study, for pages and papers.
 
-Each reads the dataset ``cells`` (see `specsim.show.cell_statistics`) and says nothing that
-is true of some cells alone: what is shown of them is up to who gives the rows.
+Each reads the dataset ``cells`` (see `specsim.show.cell_statistics`) and assumes nothing about
+single cells: the caller chooses the rows.
 """
 
 from collections.abc import Callable
@@ -25,24 +25,24 @@ from specsim.show.charts import (
 from specsim.show.study import SYMBOLS, Axis, Study, Style, styles, titled
 
 TOLD: Spec = {"tooltip": {"field": "text"}}
-"""What a mark says when it is pointed at."""
+"""Contents of the tooltip of a mark."""
 STATES = {"overloaded": "the queue kept growing", "undecided": "undecided whether it keeps up"}
 
 
 class DrawnMeasure(NamedTuple):
-    """The measure that is drawn; a page fills in what is chosen there."""
+    """The measure to draw; on a page it is chosen by the reader."""
 
     index: Any  # among the measures of a cell
     title: Any  # with its unit
     unit: Any
     is_low_better: Any
-    limit: Any  # of the SLO; None without
+    limit: Any  # of the SLO; None without one
     scale: Any  # of the axis: ``log`` or ``linear``
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """What the charts of one study have in common."""
+    """Settings shared by the charts of one study."""
 
     study: Study
     colour: Callable[[Style], str]  # of a policy
@@ -58,7 +58,7 @@ class Sketch:
 
     @cached_property
     def names(self) -> list[Spec]:
-        """Transforms that add the names of what a cell has indices of, and its load as a number."""
+        """Transforms that add the names for a cell's indices, and its load as a number."""
         fields = {"hardware": ("h", 0), "policy": ("p", 1), "load_name": ("l", 2)}
         labels = {
             name: f"{literal(self.axis(axis).labels)}[datum.{key}]"
@@ -86,7 +86,7 @@ class Sketch:
 
     @property
     def by_line_colour(self) -> Spec:
-        """As `by_colour`, of charts that have lines alone."""
+        """As `by_colour`, for charts with lines only."""
         found = self.by_colour
         legend = found["legend"] and {
             **found["legend"],
@@ -104,15 +104,15 @@ class Sketch:
         return panels("hardware", self.axis(0).labels, 3, spec, **resolve)
 
     def load(self) -> Spec:
-        """Return the encoding of load, as a number where it is one."""
+        """Return the encoding of load, as a number if it is one."""
         axis = self.axis(2)
         if not axis.numbers:
             return self.load_column()
         is_log = min(axis.numbers) > 0 and max(axis.numbers) / min(axis.numbers) >= 8
         scale = {"zero": False, "nice": False, "padding": 12}
-        # By `format`, ticks of one digit are 2e+1.
+        # `format` would write ticks of one digit as 2e+1.
         ticks: Spec = {"labelExpr": "format(datum.value, ',~g')"}
-        is_searched = self.study.capacity is not None  # then loads lie close together
+        is_searched = self.study.capacity is not None  # loads of a search are close together
         are_round = all(float(f"{number:.3g}") == number for number in axis.numbers)
         if are_round and not is_searched and len(axis.numbers) <= 16:
             ticks["values"] = axis.numbers
@@ -125,7 +125,7 @@ class Sketch:
         return quantity("load", titled(axis), log=is_log, scale=scale, axis=ticks)
 
     def points(self, encoding: Spec) -> list[Spec]:
-        """Return markers: open where the queue kept growing, with a dot where that is undecided."""
+        """Return markers: open for overloaded runs, with a dot for undecided ones."""
         dot = {key: value for key, value in encoding.items() if key != "shape"}
         encoding = {**encoding, "shape": self.by_shape}
         stable, undecided = "datum.state == 'stable'", "datum.state == 'undecided'"
@@ -138,14 +138,14 @@ class Sketch:
         ]
 
     def load_column(self) -> Spec:
-        """Return the encoding of load as one of those that were run."""
+        """Return the encoding of load as a category of the simulated loads."""
         axis = self.axis(2)
         return category("load_name", titled(axis), sort=axis.labels, axis={"labelAngle": 0})
 
     def limit_lines(
         self, channel: str, rows: list[Spec] | None = None, *, label_at: str = "right"
     ) -> list[Spec]:
-        """Return a limit of the SLO as a line across a panel, and what it is, at one end."""
+        """Return a limit of the SLO as a line across a panel, with a label at one end."""
         own: Spec = {} if rows else {"data": {"values": [{}]}}
         rows = rows or [*calculate(limit="limit"), keep("isValid(datum.limit)")]
         text = calculate(text=f"'SLO ' + {number('datum.limit')} + ' ms'")
@@ -166,7 +166,7 @@ class Sketch:
 
 
 def params(shown: DrawnMeasure) -> Spec:
-    """Return the parameters that expressions read of what is drawn."""
+    """Return the parameters for expressions about the drawn measure."""
     values: Spec = {"metric": shown.index, "unit": shown.unit, "low": shown.is_low_better}
     values |= {"scale": shown.scale, "limit": shown.limit}
     return {"params": [{"name": name, "value": value} for name, value in values.items()]}
@@ -176,13 +176,13 @@ _IN_PERCENT = "format(100 * datum.value, '.0f') + ' %'"
 
 
 def over_load(sketch: Sketch, shown: DrawnMeasure) -> Spec:
-    """Return a measure over load: a line per policy, a band of 95 %, open marks of overload."""
+    """Return a measure over load: a line per policy with a 95 % band, open marks if overloaded."""
     half = "(datum.half[metric] || 0)"
     spread = f"({half} ? ' ± ' + {number(half)} : '')"
     text = (
         f"datum.where + ': ' + {number('datum.value')} + {spread} + ' ' + unit + datum.state_text"
     )
-    floor = "(scale == 'log' ? datum.value / 100 : 0)"  # no axis shows what lies below 0
+    floor = "(scale == 'log' ? datum.value / 100 : 0)"  # no axis shows values below 0
     fields = calculate(
         value="datum.mean[metric]",
         low=f"max(datum.value - {half}, {floor})",
@@ -210,7 +210,7 @@ def over_load(sketch: Sketch, shown: DrawnMeasure) -> Spec:
 
 
 def cost(sketch: Sketch, shown: DrawnMeasure, cost: int) -> Spec:
-    """Return a latency against cost; ``front`` has the rows of the Pareto front."""
+    """Return latency against cost; dataset ``front`` has the rows of the Pareto front."""
     text = (
         f"datum.where + ': ' + {number('datum.value')} + ' ms, ' + {number('datum.cost')}"
         f" + {literal(f' {sketch.study.currency} per million')} + datum.state_text"
@@ -243,10 +243,10 @@ def cost(sketch: Sketch, shown: DrawnMeasure, cost: int) -> Spec:
 
 
 def speed_up(sketch: Sketch, shown: DrawnMeasure) -> Spec:
-    """Return what speculation gains over none, by draft length and load."""
+    """Return the gain of speculation over none, by draft length and load."""
     lens = sketch.study.draft_lens
     order = sorted(range(len(lens)), key=lambda p: (lens[p] is None, lens[p] or 0, p))
-    label = [  # two drafters may ask for the same k
+    label = [  # two drafters may have the same k
         sketch.axis(1).labels[p] if k is None or lens.count(k) > 1 else f"k = {k}"
         for p, k in enumerate(lens)
     ]
@@ -285,7 +285,7 @@ def speed_up(sketch: Sketch, shown: DrawnMeasure) -> Spec:
 
 
 def crossover(sketch: Sketch, shown: DrawnMeasure) -> Spec:
-    """Return the best policy of each hardware at each load, and by how much it leads."""
+    """Return the best policy of each hardware at each load, and its lead."""
     fill = {"color": {**sketch.by_colour, "legend": None}, **TOLD}
     detail = {"color": sketch.named("muted"), "fontSize": 10.5}
     lines = {"policy": {"dy": -13, "fontWeight": "bold"}, "what": detail | {"dy": 1}}
@@ -323,7 +323,7 @@ _WINNERS = [
     },
     keep("datum.place == 1"),
 ]
-"""Leave the best of each hardware and load, which know who is next."""
+"""Keep the best cell of each hardware and load, with the one ranked next."""
 
 
 def _lead_texts(sketch: Sketch) -> list[Spec]:
@@ -337,7 +337,7 @@ def _lead_texts(sketch: Sketch) -> list[Spec]:
     told = f"(datum.next == null ? '' : {next_text}) + ({tied} ? {tie_text} : '')"
     is_over = "datum.state == 'overloaded' ? 'all overloaded'"
     return calculate(
-        next=f"{is_bound}[datum.next_p] ? null : datum.next",  # nobody is ahead of a bound
+        next=f"{is_bound}[datum.next_p] ? null : datum.next",  # there is no lead over a bound
         what=what,
         lead=f"{is_over} : datum.next == null ? '' : {ahead}",
         text=f"datum.where + ': ' + {what} + {told} + datum.state_text",
@@ -345,7 +345,7 @@ def _lead_texts(sketch: Sketch) -> list[Spec]:
 
 
 def capacity(sketch: Sketch) -> Spec:
-    """Return what one server sustains, of the rows ``results`` of a capacity plan."""
+    """Return the capacity of one server, from the rows ``results`` of a capacity plan."""
     assert sketch.study.capacity is not None
     title = f"{sketch.axis(2).unit} that one {sketch.study.capacity['unit']} sustains"
     x = quantity("sustained", title, scale={"zero": True})
@@ -365,8 +365,8 @@ def capacity(sketch: Sketch) -> Spec:
 
 
 def what_ifs(sketch: Sketch) -> Spec:
-    """Return what would be rented if one thing were otherwise, of the rows of a plan's answer."""
-    # On a phone on two lines, without the cost, which the bar has.
+    """Return the alternatives under other assumptions, from the rows of a plan's answer."""
+    # On a phone on two lines, without the cost, which the bar shows.
     rented = "replace(replace(datum.rented, regexp(', [^ ]+ [^ ]+ per hour$'), ''), ', ', '|')"
     lines = f"width < 300 ? split({rented}, '|') : datum.rented"
     fields = calculate(text="datum.what + ': ' + datum.rented", lines=lines)
@@ -396,7 +396,7 @@ _STEPPED = ("draft_len", "replicas", "prefill_replicas", "decode_replicas")
 
 
 def cdf(sketch: Sketch) -> Spec:
-    """Return the distributions of the latencies, a panel for each."""
+    """Return the distributions of the latencies, one panel each."""
     names = literal(list(LATENCIES))
     titles = [f"{title}, ms" for title in LATENCIES.values()]
     limits = literal([sketch.study.slo.get(name) for name in LATENCIES])
@@ -443,7 +443,7 @@ def cdf(sketch: Sketch) -> Spec:
 
 
 def timeline(sketch: Sketch) -> Spec:
-    """Return what happened over time; what never changes is left out."""
+    """Return a run over time, without series that never change."""
     names, titles = literal(list(SERIES)), literal(SERIES)
     text = f"datum.policy + ': ' + {number('datum.value')} + ' at ' + {number('datum.time')} + ' s'"
     ends = [{"op": op, "field": "value", "as": name} for op, name in _ENDS.items()]
@@ -473,7 +473,7 @@ def timeline(sketch: Sketch) -> Spec:
 
 
 def breakdown(sketch: Sketch) -> Spec:
-    """Return where the time went, by policy."""
+    """Return how the time divides, by policy."""
     parts = list(PARTS.values())
     share = "format(100 * datum.share, '.0f') + ' %'"
     stacked = {"stack": "share", "groupby": ["policy"], "sort": [{"field": "part"}]}

@@ -1,4 +1,4 @@
-"""Real engines: profiles, calibrations, runs beside their simulation, and predicted runs."""
+"""Charts of real engines: profiles, calibrations, validations, and predictions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +84,7 @@ def _step_times(overview: Overview, draft_len: int, method: str | None, panel: s
     }
     times = {size: time for size, time in found.items() if time.fits}
     last = sum(time.in_range for time in times.values())
-    # Beyond begins at the last point within, so that the line does not break.
+    # The range beyond begins at the last point within, so that the line is connected.
     return [
         {
             "x": size, "y": time.seconds * 1e3, "k": f"k = {draft_len}", "panel": panel,
@@ -142,7 +142,7 @@ _LABELS = {"ttft": "TTFT, s", "tpot": "TPOT, s", "latency": "Latency, s"}
 
 
 def plot_validation(simulations: dict[str, Validation], path: Path, title: str) -> None:
-    """Draw the latencies and throughput of a run, measured and simulated; simulations by label."""
+    """Draw latencies and throughput of a run, measured and simulated; simulations by label."""
     first = next(iter(simulations.values()))
     runs: dict[str, Requests] = {"measured": first.measured}
     runs |= {label: found.simulated for label, found in simulations.items()}

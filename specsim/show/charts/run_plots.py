@@ -1,4 +1,4 @@
-"""Runs: latencies and load on the same axes, what happened over time, where it went; a tuning."""
+"""Charts of runs: latencies and load, timelines, breakdowns; and of a tuning."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,7 +101,7 @@ def _column(
 
 
 def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
-    """Draw where time went, by batch size, and where memory went, in each pool."""
+    """Draw how time divides by batch size, and how memory divides in each pool."""
     times = [("all", breakdown.time.overall), *((row.label, row) for row in breakdown.time.rows)]
     spent = [
         {"x": label, "part": part, "order": n, "y": row.parts[part]}
@@ -119,7 +119,7 @@ def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
 
 
 def _memory_stack(engine: EngineMemory) -> Rows:
-    """Return GiB of one GPU, and of its KV cache, by what they are for."""
+    """Return GiB of one GPU, and of its KV cache, by purpose."""
     # More blocks than fit leave a negative rest, which a stack cannot show.
     gpu = {name: max(0.0, size) / GIB for name, size in engine.memory_parts.items()}
     kv, memory = engine.kv, engine.memory

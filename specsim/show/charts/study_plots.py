@@ -1,4 +1,4 @@
-"""The charts of a study as files, for papers: one file per chart, in the colours of the page."""
+"""The charts of a study as files for papers, one per chart, in the colours of the page."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +13,14 @@ _OWN_LOADS = "each was tried at loads of its own"
 
 
 class _Plots:
-    """The charts of one study, a method each: with their rows, or why they cannot be drawn."""
+    """The charts of one study, one method each; a method returns a text if it cannot draw."""
 
     def __init__(self, study: Study, measure: Measure) -> None:
         self.study, self.measure = study, measure
         self.measures = known_measures(study)
         self.cells = told_cells(study, self.measures)
         self.sketch = Sketch(study, lambda style: style.light, print_colour, has_legend=True)
-        # The closer look is taken where there are runs: first hardware, load in the middle.
+        # The closer look is at the first hardware with runs, and a load in the middle.
         hardware = min((cell["h"] for cell in self.cells), default=0)
         loads = sorted({cell["l"] for cell in self.cells if cell["h"] == hardware}) or [0]
         self.place = (hardware, loads[len(loads) // 2])
@@ -43,7 +43,7 @@ class _Plots:
         )
 
     def draw(self, spec: Spec, cells: Rows, title: str = "", **datasets: Rows) -> Spec:
-        """Return a chart with its rows, and a title above it."""
+        """Return a chart with its data and a title."""
         data = {"data": {"name": "cells"}, "datasets": {"cells": cells, **datasets}}
         return {**spec, **data, **({"title": title} if title else {})}
 
@@ -100,7 +100,7 @@ class _Plots:
         return self._closer(of_study.breakdown, "parts", "breakdown")
 
     def _closer(self, chart: Callable[[Sketch], Spec], field: str, what: str) -> Spec | str:
-        """Return a chart of the cells of the closer look that have a field."""
+        """Return a chart of those cells of the closer look that have a field."""
         kept = [cell for cell in self.closer if cell[field]]
         if not kept:
             return f"the runs at {self.closer_title} kept no {what}"
@@ -113,9 +113,9 @@ CHARTS = ("over-load", "speed-up", "crossover", "cost", "cdf", "timeline", "brea
 def plot_study(
     study: Study, measure: Measure, folder: Path, suffix: str
 ) -> tuple[list[Path], list[str]]:
-    """Draw every chart that the runs of a `restricted` study allow.
+    """Draw every chart that a `restricted` study has the data for.
 
-    Returns what was drawn, and why each of the others is missing.
+    Returns the files, and the reason for each missing chart.
     """
     plots = _Plots(for_readers(study), measure)
     drawn, left_out = [], []

@@ -1,4 +1,4 @@
-"""Tables on the terminal, one module per subject, and what all of them have in common."""
+"""Tables on the terminal, one module per subject, and their common parts."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
     """Return a table: the first column names the rows, the others hold numbers.
 
-    A last column without a name holds remarks; where there are none it is left out.
+    A last column without a name is for remarks, and is left out if there are none.
     """
     table = Table(title=escape(title), title_justify="left", header_style="bold")
     first, *others = columns
@@ -37,7 +37,7 @@ def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] 
 
 @dataclass(frozen=True)
 class WideTable:
-    """A table that is printed whole where it fits the width of the terminal, else in parts."""
+    """A table that is printed whole if it fits the width of the terminal, else in parts."""
 
     whole: Table
     parts: list[Table]
@@ -57,12 +57,12 @@ def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def interval(value: "SpeedUp") -> str:
-    """Return the 95 % interval of a speed-up; ``-`` of a single replication."""
+    """Return the 95 % interval of a speed-up; ``-`` for a single replication."""
     return _between(value.low, value.high)
 
 
 def model_interval(value: "SpeedUp") -> str:
-    """Return a speed-up's interval of four in five servers; ``-`` if not known."""
+    """Return the interval of a speed-up over four in five measured servers; ``-`` if not known."""
     return _between(value.model_low, value.model_high)
 
 
@@ -76,17 +76,17 @@ _FORMS = {
     "tokens_per_step": "{:.3f}",
     "spec_decode_acceptance_rate": "{:.1f} %",
 }
-"""How tables show a metric, by its name in ``summary.json``."""
+"""Format of a metric in tables, by its name in ``summary.json``."""
 
 
 _FIGURES = ("output_throughput", "num_preemptions")
-"""Thousands or a few; a mean of one in three runs is not none."""
+"""These may be in the thousands, or fractions as a mean over runs."""
 
 
 def shown(metric: str, value: float | None) -> str:
-    """Return a metric as every table shows it; ``-`` without a value.
+    """Return a metric in the format of all tables; ``-`` without a value.
 
-    Of answers of one token no time passes between two, for which ``summary.json`` has 0, as vLLM.
+    Answers of one token have no time between tokens, where ``summary.json`` has 0, as vLLM.
     """
     has_none = value == 0 and metric.endswith(("tpot_ms", "itl_ms"))
     if value is None or isnan(value) or has_none:

@@ -23,7 +23,7 @@ _ALL: tuple[Family[Any], ...] = (
     *(ROUTING, AUTOSCALING),
 )
 FAMILIES: dict[str, Family[Any]] = {family.name: family for family in _ALL}
-"""By name, for whoever wants to look at all of them."""
+"""All families by name."""
 
 
 def family_table(family: Family[Any]) -> Table:

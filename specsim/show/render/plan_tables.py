@@ -1,4 +1,4 @@
-"""What the console says of a plan: the answer, and what else may be rented."""
+"""The console's output of a plan: the answer, and the alternatives."""
 
 from typing import TYPE_CHECKING
 
@@ -19,18 +19,18 @@ def plan_lines(plan: "Plan") -> list[str]:
 
 
 def plan_tables(plan: "Plan") -> list[WideTable | Table]:
-    """Return all GPUs that were asked for, and, if a day was, what it costs."""
+    """Return the table of all GPUs in the question, and the costs of a day if one was given."""
     day = day_table(plan.advice)
     return [_choices(*table(plan.advice)), *([_worded(*day)] if day[1] else [])]
 
 
 _NAMES, _COSTS, _SURE = slice(2), slice(2, 5), slice(-1, None)
-"""Columns of `table`: which choice, what it costs, how sure that is; the others say how fast."""
+"""Columns of `table` for name, cost and certainty; the others are about speed."""
 _SPEEDS = slice(_COSTS.stop, _SURE.start)
 
 
 def _choices(heads: list[str], rows: list[list[str]]) -> WideTable:
-    """Return what may be rented; in parts what each costs, and how fast it is."""
+    """Return the choices as a table whose parts are cost and speed."""
     whole = _worded(heads, rows)
     for place, column in enumerate(whole.columns):
         column.min_width = max(len(row[place]) for row in rows)
@@ -42,7 +42,7 @@ def _choices(heads: list[str], rows: list[list[str]]) -> WideTable:
 
 
 def _worded(heads: list[str], rows: list[list[str]]) -> Table:
-    """Return a table of words, which may be wrapped, and of numbers, below the words of a head."""
+    """Return a table of text, which may be wrapped, and of numbers, below heads of text."""
     found = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for place, head in enumerate(heads):
         cells = [row[place] for row in rows]

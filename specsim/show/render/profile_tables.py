@@ -1,4 +1,4 @@
-"""Profiles: what one says, how far it is from measured steps, fits, and rooflines."""
+"""Tables of profiles: their contents, their errors on measured steps, fits, and rooflines."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long a step takes, and whether that is to be believed."""
+    """The time of a step, and whether it can be trusted."""
 
     seconds: float
     fits: bool  # whether the KV cache holds its sequences at once
-    in_range: bool  # whether the profile was fitted on steps as large as this
+    in_range: bool  # whether the step is in the profile's valid range
 
 
 @dataclass(frozen=True)
@@ -43,28 +43,28 @@ class Overview:
 
     @classmethod
     def of(cls, profile: Profile) -> "Overview":
-        """Find model and GPU of a profile; a ProfileError if one of them is not known."""
+        """Return the overview of a profile; a ProfileError if its model or GPU is not known."""
         return cls(profile, load_model(profile.model), load_gpu(profile.gpu), EngineConfig())
 
     @property
     def methods(self) -> list[str | None]:
-        """Methods of the proposers whose costs are known; of a profile without any, [None]."""
+        """Methods with known drafting costs; [None] if there are none."""
         return [*self.profile.drafts] or [None]
 
     def memory(self, method: str | None = None) -> MemoryPlan:
-        """Return what the memory of one GPU is for, with the proposer of a method or without."""
+        """Return the memory plan of one GPU, with the proposer of a method or without."""
         drafts = () if method is None else (self.profile.drafts[method],)
         return memory_plan(self.profile, self.model, self.gpu, drafts)
 
     def num_blocks(self, method: str | None = None) -> int:
-        """Return how many KV blocks fit beside a drafter, vLLM's null block included; or 0."""
+        """Return the KV blocks that fit beside a drafter, vLLM's null block included; or 0."""
         try:
             return self.memory(method).num_blocks()
-        except CapacityError:  # a profile that only lacks memory is still worth a look
+        except CapacityError:  # the rest of such a profile is still useful
             return 0
 
     def capacity(self, method: str | None, length: int, in_flight_tokens: int = 0) -> int:
-        """Return how many tokens the KV cache holds beside a drafter, in such sequences."""
+        """Return the tokens that the KV cache holds beside a drafter, in sequences of `length`."""
         drafts = () if method is None else (self.profile.drafts[method],)
         layout = default_layout(self.profile, self.model, drafts)
         return layout.capacity(self.num_blocks(method), length, in_flight_tokens)
@@ -72,17 +72,18 @@ class Overview:
     def decode_time(
         self, batch_size: int, context_len: int, draft_len: int, method: str | None = None
     ) -> StepTime:
-        """Return how long a decode step takes; lengths in tokens of each sequence.
+        """Return the time of a decode step; lengths are tokens per sequence.
 
-        So many drafts are verified and made anew. Without a method, drafting costs nothing.
+        The step verifies `draft_len` tokens and drafts as many. Without a method, drafting costs
+        nothing.
         """
         tokens = batch_size * (draft_len + 1)
         load = StepLoad(batch_size * context_len, tokens, batch_size)
-        # Without speculation there is no drafter, whose first pass would cost something.
+        # Without speculation there is no drafter with a first pass.
         return self._step_time(load, draft_len, method if draft_len else None)
 
     def prefill_time(self, prompt_len: int) -> StepTime:
-        """Return how long a step takes that reads a whole prompt and nothing else."""
+        """Return the time of a step that computes one whole prompt."""
         return self._step_time(StepLoad(0, prompt_len, 1, prompt_len), 0, None)
 
     def _step_time(self, load: StepLoad, draft_len: int, method: str | None) -> StepTime:
@@ -109,7 +110,7 @@ class Overview:
 
 
 _KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
-"""Kinds of steps as a reader would say them."""
+"""Titles of the kinds of steps."""
 _BATCH_SIZES = (1, 8, 32, 64, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (3, 5)
@@ -120,7 +121,7 @@ _SIZES = frozenset({"weights_gib", "kv_bytes_per_token"})
 
 
 def overview_tables(overview: Overview, title: str) -> list[Table]:
-    """Return what a profile is, its drafters, and how long typical steps take."""
+    """Return tables of a profile, its drafters, and the times of typical steps."""
     tables = [_facts(overview, title)]
     if overview.profile.drafts:
         tables.append(_drafts(overview))
@@ -180,7 +181,7 @@ def _drafts(overview: Overview) -> Table:
     table.add_column("cost of drafting", overflow="fold")
     for method, cost in overview.profile.drafts.items():
         sizes = f"{cost.weights_gib:,.2f}", f"{cost.kv_bytes_per_token:,.0f}"
-        # A basis says what the latency is of; host time has none.
+        # A basis is about latency, which host time has none of.
         sizes_and_basis = _SIZES if cost.latency else _SIZES | {"basis"}
         costs = _described(cost, leave_out=sizes_and_basis)
         blocks = f"{overview.num_blocks(method):,}"
@@ -211,7 +212,7 @@ def _prefills(overview: Overview) -> Table:
 
 
 def _shown(time: StepTime) -> str:
-    if not time.fits:  # it never runs at once; its time would only mislead
+    if not time.fits:  # such a step never runs, and its time would mislead
         return "does not fit"
     return f"{time.seconds * 1e3:.2f}{'' if time.in_range else ' *'}"
 
@@ -227,7 +228,7 @@ def _blocks(overview: Overview, method: str | None) -> str:
 
 
 def _described(part: BaseModel, leave_out: frozenset[str] = frozenset()) -> str:
-    """Return the fields of a part of a profile in one line; a table in it as its size."""
+    """Return the fields of a part of a profile in one line; tables are given by their size."""
     return _flat(part.model_dump(mode="json", exclude_none=True, exclude=set(leave_out)))
 
 
@@ -264,7 +265,7 @@ def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
 
 
 def roofline_table(made: "RooflineProfile", context_len: int) -> Table:
-    """Return what memory holds and how long decode steps take; so many tokens of context each."""
+    """Return a table of memory and of decode step times at `context_len` tokens per sequence."""
     table = _made_table(made, made.roofline, context_len)
     budget = made.roofline.free_budget()
     shown = "no limit" if budget is None else f"{budget:,.0f}"
@@ -273,7 +274,7 @@ def roofline_table(made: "RooflineProfile", context_len: int) -> Table:
 
 
 def built_table(made: "TableProfile", context_len: int) -> Table:
-    """Return the same of a profile from kernel tables, with what it was composed from."""
+    """Return the same table for a profile from kernel tables, with its sources."""
     table = _made_table(made, made.profile.target, context_len)
     for source in made.sources:
         table.add_row("measured", source)
@@ -295,7 +296,7 @@ def _made_table(
     table.add_row(f"KV blocks of {memory.block_size} tokens that fit", f"{made.num_blocks:,}")
     for batch_size in (1, 8, 64, 256):
         label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
-        # A batch that does not fit never runs at once; its time would only mislead.
+        # A batch that does not fit never runs, and its time would mislead.
         fits = batch_size * (context_len + 1) <= made.fields["valid_range"]["context_tokens"]
         load = StepLoad(batch_size * context_len, batch_size, batch_size)
         shown = f"{target.forward_time(load) * 1e3:.2f}" if fits else "does not fit"

@@ -1,4 +1,4 @@
-"""Real engines: calibrations, validations and observed runs; tables of runs, and fits to them."""
+"""Tables of real engines: calibrations, validations, observed and predicted runs, fits."""
 
 from math import floor, log10
 from typing import TYPE_CHECKING
@@ -101,7 +101,7 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
 
 
 def calibration_verdict(found: Calibration) -> list[str]:
-    """Return in words whether the profile keeps to its stated error, and where not."""
+    """Return text on whether the profile is within its stated error, and where it is not."""
     stated, total = found.stated_error, len(found.results)
     lines = [
         f"profile: {found.status}; stated error {percent(stated)} of mean TPOT and mean latency, "
@@ -189,7 +189,7 @@ def observation_table(found: "Observation", title: str) -> Table:
     samples = {TITLES[name]: values for name, values in found.latencies().items()}
     for name, values in {**samples, "client late by": found.lateness}.items():
         known = latency_statistics(values)
-        is_known = bool(np.isfinite(values).any())  # no TPOT where all answers are of one token
+        is_known = bool(np.isfinite(values).any())  # no TPOT if all answers have one token
         cells = (milliseconds(known[statistic]) if is_known else "-" for statistic in SHOWN)
         table.add_row(name, *cells)
     rows = [
@@ -207,7 +207,7 @@ def observation_table(found: "Observation", title: str) -> Table:
 
 
 def prediction_tables(found: TableErrors) -> list[Table]:
-    """Return the tables of predicted runs: errors, speed-ups, and which drafts are fastest."""
+    """Return the tables of predicted runs: errors, speed-ups, and the fastest drafts."""
     return [_errors_by_metric(found), *_errors_by_group(found), *_speed_ups(found)]
 
 
@@ -226,7 +226,7 @@ def _errors_by_metric(found: TableErrors) -> Table:
 
 
 def metric_name(metric: str) -> str:
-    """Return a metric as a reader would say it."""
+    """Return the title of a metric."""
     if metric.startswith(OF_TOKENS):
         return f"TPOT (ITL where TPOT is missing) {metric.removeprefix(OF_TOKENS)[1:]}"
     return metric

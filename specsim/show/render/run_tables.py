@@ -1,4 +1,4 @@
-"""Runs: one in detail, a few side by side, and many ranked."""
+"""Tables of runs: one in detail, a few side by side, and many ranked."""
 
 from collections.abc import Callable
 from functools import partial
@@ -163,7 +163,7 @@ def _gib(size: float, whole: float) -> tuple[str, str]:
 
 
 def comparison_table(comparison: "Comparison", title: str) -> Table | WideTable:
-    """Return the table of a comparison: policies as columns while few, ranked when many."""
+    """Return a comparison with few policies as columns, or many policies ranked."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > 4:  # policies; more are ranked
@@ -201,7 +201,7 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
 
 
 def _gpus(results: list["PolicyResult"]) -> list[int]:
-    """Return how many GPUs each policy has, if any has a drafter with GPUs of its own."""
+    """Return the GPUs of each policy, if any has a drafter with GPUs of its own."""
     own = [result.summaries[0]["specsim"] for result in results]
     target = next((each["drafter"]["target_gpus"] for each in own if "drafter" in each), None)
     if target is None or "autoscaling" in own[0]:
@@ -214,9 +214,9 @@ def _mean(result: "PolicyResult", field: str) -> str:
     return shown(field, result.mean(field))
 
 
-_MARK = ""  # the column that says OVERLOADED has no title
+_MARK = ""  # the column of OVERLOADED has no title
 
-_NARROWEST = 10  # of a column of names, which is broken anywhere
+_NARROWEST = 10  # width of a column of names, which may break anywhere
 Cell = Callable[["Standing"], str]
 
 
@@ -232,7 +232,7 @@ _COLUMNS = (
 
 
 def _scoreboard(comparison: "Comparison", title: str) -> WideTable:
-    """Return policies by their speed-up; in parts the ranking, and what was measured."""
+    """Return policies ranked by speed-up; its parts are the ranking and the measurements."""
     standings = comparison.standings
     names, ranking = _name_columns(standings), _ranking_columns(standings)
     measured = {head: partial(_measured, name) for head, name in _COLUMNS}
@@ -279,7 +279,7 @@ def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
 
 
 def _ranking_columns(standings: list["Standing"]) -> dict[str, Cell]:
-    """Return the speed-up, and the regret against each reference that is among the policies."""
+    """Return the speed-up, and the regret against each reference among the policies."""
     columns: dict[str, Cell] = {"speed-up": lambda standing: _speed_up(standing.result.speed_up)}
     if any(each.result.speed_up.model_low for each in standings):
         columns["4 in 5\nservers"] = lambda standing: model_interval(standing.result.speed_up)

@@ -1,4 +1,4 @@
-"""Studies: tunings, verdicts of a gate, capacities, splits of GPUs, and the points of a sweep."""
+"""Tables of studies: tunings, gates, capacities, splits of GPUs, and the points of a sweep."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specsim.study.tune.crossover import Check, Crossover, LoadCheck
 
 INTERVALS = ("95 % interval", "4 in 5 servers")
-"""By the luck of the runs, and with step times as far off as on four in five servers measured."""
+"""Intervals by the luck of the runs, and by step times as far off as on measured servers."""
 
 
 def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
@@ -75,7 +75,7 @@ def _crossover(crossover: "Crossover") -> tuple[str, ...]:
 
 
 def _load(value: float) -> str:
-    """Return a load, which may be a hundredth of a request per second or thousands of clients."""
+    """Return a load as text; it may be 0.01 requests per second or thousands of clients."""
     return figures(value, 3)
 
 
@@ -114,7 +114,7 @@ def _check_table(check: "Check", title: str) -> Table:
 
 
 def tuning_verdict(tuning: "Tuning") -> list[str]:
-    """Return in a few lines what the schedule gains and what to use."""
+    """Return a few lines on what the schedule gains and what to use."""
     schedule = f"schedule:  {json.dumps(tuning.speculative_config)}"
     if not tuning.longest:
         return ["Speculation pays at no batch size: start the server without it.", schedule]
@@ -170,7 +170,7 @@ _STYLES = {"worse": "bold red", "better": "green", "uncertain": "yellow"}
 
 
 def gate_table(judgement: "GateVerdict", title: str) -> Table:
-    """Return a table of how much worse each metric of each scenario got, in percent."""
+    """Return how much worse each metric of each scenario got, in percent."""
     cells = {(each.scenario, each.metric): each for each in judgement.comparisons}
     scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     table = new_table(title, ["% worse", *(metric.removesuffix("_ms") for metric in metrics)])
@@ -191,7 +191,7 @@ def _worsening(comparison: "MetricChange") -> str:
 
 
 def gate_verdict(judgement: "GateVerdict") -> list[str]:
-    """Return the verdict in words: what got worse, and what may have."""
+    """Return the verdict as text: what got worse, and what may have."""
     worse, doubtful = judgement.of_verdict("worse"), judgement.of_verdict("uncertain")
     lines = [f"worse: {each.scenario}: {each.text}" for each in worse]
     lines += [f"uncertain: {each.scenario}: {each.text}" for each in doubtful if each.worsening > 0]
@@ -212,7 +212,7 @@ def gate_verdict(judgement: "GateVerdict") -> list[str]:
 
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
-    """Return what each hardware sustains by policy, and the front of latency and cost, if any."""
+    """Return the capacity of each hardware by policy, and the front of latency and cost."""
     fronts = [_front(capacity)] if capacity.front else []
     return [_sustained(capacity, name), *fronts]
 
@@ -260,7 +260,7 @@ def _sustained_row(found: "Found") -> list[str]:
 
 
 def capacity_verdict(capacity: "Capacity") -> list[str]:
-    """Return in words what is most and what is cheapest, where that is shown, and the margins."""
+    """Return text on the highest capacity, the lowest cost and the margins, where shown."""
     target, currency = capacity.goal.target_rate, capacity.goal.prices.currency
     at = "at full load" if target is None else f"for {figures(target, 6)} requests/s"
     unit = f"{currency} per million output tokens" if target is None else f"{currency} per hour"
@@ -344,7 +344,7 @@ def _cells(row: "SplitRow") -> list[str]:
 
 
 def search_lines(search: "Search") -> list[str]:
-    """Return what was looked at on the way, and how exact that was."""
+    """Return text on the extent of the search and the errors of its predictions."""
     worst = search.worst_error
     error = "" if worst is None else f"; their mean latency was predicted within {percent(worst)}"
     return [
@@ -364,7 +364,7 @@ _SWEPT = {
 
 
 def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
-    """Return one row per combination, its replications averaged; nothing of a large sweep."""
+    """Return one row per combination, averaged over replications; nothing for a large sweep."""
     groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
     if len(groups) > 40:  # of a sweep
         return []
@@ -376,10 +376,7 @@ def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
 
 
 def _shortest(fields: list[str]) -> list[str]:
-    """Return the end of each dotted name from the last dot on at which it is told from the others.
-
-    In full where there is none.
-    """
+    """Return the shortest unique end of each dotted name, from a dot on; else the whole name."""
     parts = [field.split(".") for field in fields]
     ends = [[".".join(each[-n:]) for n in range(1, len(each) + 1)] for each in parts]
     count = Counter(end for own in ends for end in own)
@@ -395,7 +392,7 @@ def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[
 
 
 def _mean_of(metric: str, values: list[float]) -> str:
-    """Return the mean of some runs, and half its interval where there are several."""
+    """Return the mean over runs, with half its interval if there are several."""
     if not values:
         return "-"
     mean, half = mean_and_half_width(values)

@@ -1,4 +1,4 @@
-"""Traces: workloads and token traces described, and what drafts and acceptance models gain."""
+"""Tables of traces, token traces, draft evaluations and acceptance models."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ def trace_table(description: "TraceDescription", title: str) -> Table:
         "recorded acceptance": escape(", ".join(description.recorded_acceptance) or "-"),
     }
     table = new_table(title, ["", "value"], rows.items())
-    if description.note:  # a sentence, which would make the column of numbers as wide
+    if description.note:  # a sentence would widen the column of numbers
         table.caption, table.caption_justify = escape(description.note), "left"
     for name, lens in (("prompt", description.prompt), ("output", description.output)):
         table.add_section()

@@ -1,8 +1,7 @@
 """Report: one self-contained page from the results folder of a sweep, a comparison or a run.
 
-`load_study` reads whatever folder it is given into a `Study`; `write_page` makes the page, one HTML
-file that holds all it needs and may load nothing. Its own files (HTML, CSS, JavaScript) lie in
-``web/``.
+`load_study` reads any results folder into a `Study`; `write_page` makes the page, one HTML file
+that loads nothing else. Its sources (HTML, CSS, JavaScript) are in ``web/``.
 """
 
 import json
@@ -28,11 +27,11 @@ __all__ = ["load_study", "page_data", "write_page", "write_web_page"]
 _SCRIPTS = (
     "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",
 )  # fmt: skip
-"""In the order in which they stand on the page."""
+"""Scripts of the page, in order."""
 
 
 def write_page(study: Study, path: Path) -> None:
-    """Write the page of a study, the same bytes each time; a ConfigError if the path is no good."""
+    """Write the page of a study, always the same bytes; a ConfigError if it cannot be written."""
     script = "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
     write_web_page(study.title, page_data(study), script, path, vega())
 
@@ -40,7 +39,7 @@ def write_page(study: Study, path: Path) -> None:
 def write_web_page(
     title: str, data: dict[str, Any], script: str, path: Path, library: str = ""
 ) -> None:
-    """Write a page in the style of reports that a script draws from the data of ``#data``."""
+    """Write a page in the style of reports, drawn by a script from the data in ``#data``."""
     parts = {
         "policy": escape(_security_policy(library, script)),
         "version": escape(__version__),
@@ -57,13 +56,13 @@ def write_web_page(
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """Return JSON that cannot end the script element it stands in, nor open another."""
+    """Return JSON that can neither end its script element nor open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _security_policy(*scripts: str) -> str:
-    """Return a policy under which a browser runs these scripts and nothing else, and loads nothing.
+    """Return a policy that lets a browser run only these scripts, and load nothing.
 
     Source: W3C, "Content Security Policy Level 3", section 6.7.2.3.
     """
@@ -76,7 +75,7 @@ def _security_policy(*scripts: str) -> str:
 
 
 def page_data(study: Study) -> dict[str, Any]:
-    """Return the data of a page as plain values, as ``web/study.js`` reads them."""
+    """Return the data of a page as plain values, in the form that ``web/study.js`` reads."""
     study = for_readers(study)
     measures = known_measures(study)
     sketch = Sketch(study, _colour, lambda name: f"var(--{name})", has_legend=False)
@@ -118,7 +117,7 @@ def page_data(study: Study) -> dict[str, Any]:
 
 
 def _charts(sketch: Sketch, measures: Sequence[Measure]) -> dict[str, Spec]:
-    """Return the charts of a page; what is chosen there is an object ``{"$": its name}``."""
+    """Return the charts of a page; what a reader chooses there is ``{"$": name}``."""
     shown = DrawnMeasure(*({"$": name} for name in DrawnMeasure._fields))
     study = sketch.study
     cost = next((n for n, measure in enumerate(measures) if measure.name == COST), None)

@@ -1,7 +1,7 @@
-"""What was simulated: configurations as results folders have them, and axes by the part they play.
+"""Configurations as results folders have them, and axes by role.
 
-Hardware, policy, load, or something else. Nobody's class is loaded to read a configuration: a
-folder may come from elsewhere.
+The roles are hardware, policy, load and other. No user's class is loaded, since a folder may come
+from another computer.
 """
 
 from collections import defaultdict
@@ -35,11 +35,11 @@ class PaidEngines(NamedTuple):
     """The engines of a configuration."""
 
     kind: FleetKind
-    engines: dict[str, float]  # how many there are of each profile
+    engines: dict[str, float]  # number of engines by profile
 
 
 class WrittenConfig:
-    """A configuration as it was written, also in short forms such as ``poisson:rate=4``."""
+    """A configuration as it was written, with short forms such as ``poisson:rate=4``."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         workload, engine = (fields.get(name) or {} for name in ("workload", "engine"))
@@ -52,11 +52,11 @@ class WrittenConfig:
         """Limits, ms."""
         policy = fields.get("policy")
         kind = policy.get("kind") if isinstance(policy, dict) else policy
-        self.policy = "off" if kind is False else policy  # as YAML reads an unquoted off
+        self.policy = "off" if kind is False else policy  # YAML reads an unquoted off as False
 
     @property
     def _policy_fields(self) -> dict[str, Any]:
-        """Without those of a short form that belongs to somebody's class."""
+        """Fields of the policy; empty for the short form of a user's class."""
         if isinstance(self.policy, dict):
             return self.policy
         kind, _, options = str(self.policy).partition(":")
@@ -66,7 +66,7 @@ class WrittenConfig:
 
     @property
     def draft_len(self) -> int | None:
-        """The draft length that it always asks for; None if a policy decides."""
+        """The draft length that it always asks for; None if the policy decides."""
         limit: int | None = self.proposer.get("num_speculative_tokens")
         if self.policy is None:
             is_decided = "num_speculative_tokens_per_batch_size" in self.proposer
@@ -78,17 +78,17 @@ class WrittenConfig:
 
     @property
     def drafter(self) -> str | None:
-        """The profile of a drafter on GPUs of its own, where it drafts; else None."""
+        """The profile of a drafter on GPUs of its own, if drafts are made; else None."""
         apart = self.proposer.get("own_gpus")
         if apart is None or self._policy_fields.get("kind") == "off":
             return None
         return str(apart.get("profile") or self.profile)
 
     def fleet(self, metrics: Mapping[str, float]) -> PaidEngines:
-        """Return what engines a run had; where they are scaled, those paid for in the mean.
+        """Return the engines of a run; if their number changed, the mean of those paid for.
 
         Args:
-            metrics: Of its summary, flat.
+            metrics: Its summary, flat.
         """
         found: defaultdict[str, float] = defaultdict(float)
         if self.pools:
@@ -107,9 +107,9 @@ class WrittenConfig:
         return PaidEngines("replicas" if mean is None else "scaled", dict(found))
 
     def title(self, hardware: list[str], model_id: object = None) -> str:
-        """Return what was simulated, in a few words, from it and its hardware's labels.
+        """Return a short title of a run, from its configuration and the labels of its hardware.
 
-        The summary's `model_id` names the model where the profile is a file of one's own.
+        The summary's `model_id` names the model if the profile is a user's file.
         """
         model = self.profile.partition("/")[2]
         if self.profile.endswith((".yaml", ".yml")):
@@ -125,7 +125,7 @@ class WrittenConfig:
 
 
 def _in_full(block: Mapping[str, Any], name: str, tag: str = "kind") -> dict[str, Any]:
-    """Return a member of a family, also where it was written in short form."""
+    """Return a member of a family in full, also if it was written in short form."""
     own = block.get(name)
     return from_short_form(own, tag) if isinstance(own, str) else own or {}
 
@@ -153,7 +153,7 @@ _TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "re
 
 
 def role_of(fields: list[str]) -> str:
-    """Return the part that an axis plays, from the dotted names of what it sets."""
+    """Return the role of an axis, from the dotted names of the fields that it sets."""
     if any(name in _LOADS or name == _ARRIVALS for name in fields):
         return LOAD
     if "profile" in fields:
@@ -164,7 +164,7 @@ def role_of(fields: list[str]) -> str:
 
 
 def axis_of(role: str, field: str, names: list[str], values: list[Any]) -> Axis:
-    """Return an axis; `field` is the dotted name of what it sets above all."""
+    """Return an axis; `field` is the dotted name of the main field that it sets."""
     if field == _ARRIVALS:
         field, names, values = _spelled_out(names, values)
     title, unit = _LOADS.get(field, (_TITLES.get(field, field), ""))
@@ -177,7 +177,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 
 def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], list[Any]]:
-    """Return whole arrivals by the one number that tells them apart, if there is one."""
+    """Return field, names and values of arrivals by the one number that differs, if any."""
     in_full = [from_short_form(each) if isinstance(each, str) else each for each in values]
     for field in _LOADS:
         name = field.rsplit(".", 1)[1]
@@ -188,14 +188,14 @@ def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], l
 
 
 def shortened(names: list[str]) -> list[str]:
-    """Return names such as ``h100/llama-3.1-8b`` without the model, where all have the same."""
+    """Return names such as ``h100/llama-3.1-8b`` without the model if all have the same."""
     parts = [name.split("/") for name in names]
     is_shared = len({tuple(part[1:]) for part in parts}) == 1
     return [part[0] for part in parts] if is_shared and len(parts) > 1 else names
 
 
 def single_axes(config: WrittenConfig) -> dict[str, Axis]:
-    """Return, by role, the axes of a configuration, each with a single value."""
+    """Return the axes of a configuration by role, each with a single value."""
     arrivals, policy = config.arrivals, config.policy
     field = next((name for name in _LOADS if arrivals.get(name.rsplit(".", 1)[1])), None)
     if field is None:
@@ -215,7 +215,7 @@ def single_axes(config: WrittenConfig) -> dict[str, Axis]:
 
 
 def of_sessions(load: Axis, configs: Iterable[WrittenConfig], points: Iterable[Point]) -> Axis:
-    """Return a load, called a rate of sessions where it is; a trace's is that of its requests."""
+    """Return the load axis, named a rate of sessions if it is one; a trace's is of requests."""
     if load.field != "workload.arrivals.rate":
         return load
     kinds = {each.arrivals.get("kind") for each in configs}
@@ -256,7 +256,7 @@ def load_sweep(folder: Path) -> Study:
         slo={} if varies_slo else base.slo,
         points=points,
         num_expected=sweep.num_points,
-        # Where something else changes a draft length, it is not the policy's own.
+        # If something else changes a draft length, it is not the policy's own.
         draft_lens=[own.pop() if len(own) == 1 else None for _, own in sorted(lens.items())],
         profiles=[name for _, name in sorted(profiles.items())],
         config=as_yaml(sweep.model_dump(mode="json")),
@@ -273,13 +273,13 @@ def _groups(axes: list[dict[str, list[Any]]]) -> list[list[int]]:
     )
     first = [next(iter(axis.values())) for axis in axes]
     counted = [n for n, role in enumerate(roles) if role == OTHER and _are_numbers(first[n])]
-    load = (loads or counted)[:1]  # anything else that is counted will do
+    load = (loads or counted)[:1]  # otherwise any other axis of numbers
     main = [hardware, policy, load]
     return [*main, *([n] for n in range(len(axes)) if not any(n in group for group in main))]
 
 
 class _Grid:
-    """Maps the axes of a sweep to those of a study."""
+    """The mapping from the axes of a sweep to those of a study."""
 
     def __init__(self, sweep: Sweep, base: WrittenConfig) -> None:
         self._sweep = sweep
@@ -317,7 +317,7 @@ class _Grid:
         return next((field for field in fields if role_of([field]) == role), fields[0])
 
     def _names(self, number: int, field: str) -> list[str]:
-        """Return the labels of an axis: of its main field, or of all where that is not enough."""
+        """Return the labels of an axis: of its main field, or of all fields if not unique."""
         axis = self._sweep.axes[number]
         own = labels(axis[field])
         if len(set(own)) == len(own):
@@ -326,7 +326,7 @@ class _Grid:
 
 
 def _rising(axis: Axis) -> tuple[Axis, list[int]]:
-    """Return an axis whose numbers rise, as what is said of it has them, and each old place's."""
+    """Return an axis sorted by its numbers, and the new place of each old value."""
     order = np.argsort(axis.numbers or np.zeros(len(axis.labels)), kind="stable").tolist()
     numbers = axis.numbers and [axis.numbers[place] for place in order]
     found = replace(axis, labels=[axis.labels[place] for place in order], numbers=numbers)
@@ -341,7 +341,7 @@ def _point(path: Path, record: dict[str, Any], places: tuple[int, ...]) -> Point
 
 
 class _Record(BaseModel):
-    """What a point's file holds and a report draws."""
+    """The fields of a point's file that a report draws."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Reading whatever folder a report is asked for: each becomes a `Study`."""
+"""Reading the folders that a report may be made of: each becomes a `Study`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +32,9 @@ from specsim.study.sweep import flat_metrics
 
 
 def load_study(folder: Path) -> Study:
-    """Return what a folder holds that a sweep, finished or not, or ``--out`` of a command wrote.
+    """Return the study in the folder of a sweep, finished or not, or of a command's ``--out``.
 
-    A ConfigError if it is none of these, of another version, or damaged.
+    Raises a ConfigError if it is neither, of another version, or damaged.
     """
     for name, read in _READERS.items():
         if (folder / name).is_file():
@@ -61,7 +61,7 @@ def _load_run(folder: Path) -> Study:
 def _of_one_server(
     kind: str, configs: list[dict[str, Any]], points: list[Point], model_id: Any
 ) -> Study:
-    """Return runs at one load, which differ in their policy alone."""
+    """Return runs at one load that differ in their policy only."""
     written = [WrittenConfig(each) for each in configs]
     first, axes = written[0], single_axes(written[0])
     return Study(
@@ -79,7 +79,7 @@ def _of_one_server(
 
 
 def _load_comparison(folder: Path) -> Study:
-    """Read a comparison; distributions and what happened over time are of the first replication."""
+    """Read a comparison; distributions and timelines are those of the first replication."""
     path, remedy = folder / "comparison.json", "give a folder that `specsim compare --out` wrote"
     comparison = load_mapping(path, ConfigError)
     comparison.pop(MARK, None)
@@ -110,7 +110,7 @@ def _load_comparison(folder: Path) -> Study:
 
 
 def _of_this_version(path: Path, summary: object) -> dict[str, Any]:
-    """Return what only specsim writes into a summary, once its version is known to be ours."""
+    """Return specsim's own block of a summary; a ConfigError if of another version."""
     own = own_block(path, summary)
     check_version(path, own["specsim_version"], "use that version or run the experiment again")
     return own
@@ -144,7 +144,7 @@ def _point(
 
 
 def _metrics(probe: TriedLoad) -> dict[str, float]:
-    """Return what was measured at a load, under the names of a summary."""
+    """Return the measurements at a load, by the names of a summary."""
     cost = probe.compared_cost
     return {
         **probe.latencies_ms,
@@ -156,7 +156,7 @@ def _metrics(probe: TriedLoad) -> dict[str, float]:
 
 
 def _load_capacity(folder: Path) -> Study:
-    """Read a capacity plan: each load that was tried is a point."""
+    """Read a capacity plan, with one point per load that was simulated."""
     plan, advice = _load_plan(folder / "capacity.json"), _load_advice(folder / "plan.json")
     words = {} if advice is None else {each.policy: each.speculation for each in advice.tried}
     hardware = list(dict.fromkeys(result.hardware for result in plan.results))
@@ -196,7 +196,7 @@ def _load_capacity(folder: Path) -> Study:
 def _tried_points(
     plan: CapacityDocument, places: list[tuple[int, int]], loads: list[float]
 ) -> list[Point]:
-    """Return each load that was tried, under the places of its hardware and policy."""
+    """Return one point per simulated load, at the places of its hardware and policy."""
     points = list[Point]()
     for own, result in zip(places, plan.results, strict=True):
         for probe in result.probes:
@@ -208,7 +208,7 @@ def _tried_points(
 
 
 def _load_advice(path: Path) -> Advice | None:
-    """Return the answer of `specsim plan`; None of `specsim capacity`."""
+    """Return the answer of `specsim plan`; None for `specsim capacity`."""
     if not path.is_file():
         return None
     with validated(f"{path} (run specsim plan again)", ConfigError):
@@ -226,7 +226,7 @@ _TOLD = (
     "cost_per_million_tokens_at_target", "requests_per_second_interval", "binds",
     "margins",
 )  # fmt: skip
-"""Of what one hardware sustains under one policy."""
+"""Fields to show of what one hardware sustains under one policy."""
 
 
 def _told(plan: CapacityDocument, places: list[tuple[int, int]]) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class _TunedRuns(Settings):
 
 
 class _TuningDocument(Settings):
-    """What a report draws of ``tune.json``."""
+    """The fields of ``tune.json`` that a report draws."""
 
     runs: list[_TunedRuns]
     load_unit: Literal["requests/s", "clients"]
@@ -345,7 +345,7 @@ def _recommended(best: dict[str, Any] | None) -> str:
 
 
 def _axes(hardware: Axis, policies: list[str], field: str, loads: list[float]) -> list[Axis]:
-    """Return the axes of a study that has chosen its loads itself, which `field` sets."""
+    """Return the axes of a study that chose its loads itself, through the field `field`."""
     return [
         hardware,
         axis_of(POLICY, "policy", policies, [""] * len(policies)),
@@ -364,4 +364,4 @@ _READERS: dict[str, Callable[[Path], Study]] = {
     "tune.json": _load_tuning,
     "summary.json": _load_run,
 }
-"""By the file that tells what a folder is."""
+"""Readers by the file that identifies a folder."""

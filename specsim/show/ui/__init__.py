@@ -1,6 +1,6 @@
-"""Ui: an experiment that is simulated again while its load, lengths and policy are being moved.
+"""Ui: an experiment that is simulated again while load, lengths and policy are moved.
 
-The playground has some settings moved, and what comes of it beside policy off; the server shows it.
+The playground applies the moved settings and compares the run with policy off; the server shows it.
 """
 
 import json
@@ -53,21 +53,21 @@ from specsim.study.paired import speed_up
 from specsim.study.sweep import flat_metrics
 
 NUM_REQUESTS = 1000
-ATTAINMENT = 0.99  # share of the requests that keep all limits where the SLO is called met
-_MOST_KEPT = 64  # runs: a move of the SLO needs none, and one of the policy only its own
-_ALPHA = 0.62  # of an experiment without acceptance: that of example.yaml
+ATTAINMENT = 0.99  # share of the requests that must keep all limits for the SLO to be met
+_MOST_KEPT = 64  # runs: a moved SLO needs no new one, a moved policy only its own
+_ALPHA = 0.62  # if the experiment has no acceptance: that of example.yaml
 
 
 class Moved(Settings):
-    """What a reader has moved; the rest stays as the experiment has it."""
+    """The settings that a reader has moved; others stay as in the experiment."""
 
     rate: float | None = Field(default=None, gt=0, le=10_000)
-    """Requests per second; arrivals that have no rate become a Poisson process."""
+    """Requests per second; arrivals without a rate become a Poisson process."""
     prompt: int | None = Field(default=None, ge=1, le=32_768)
-    """Mean tokens; lengths become lognormal, as wide as they were."""
+    """Mean tokens; lengths become lognormal with the same relative spread."""
     output: int | None = Field(default=None, ge=1, le=8_192)
     alpha: float | None = Field(default=None, ge=0, le=1)
-    """Any acceptance model becomes this Bernoulli one."""
+    """Alpha of a Bernoulli acceptance model, which replaces any other."""
     gpu: str | None = None
     """A profile of the same model."""
     policy: Literal["off", "static", "goodput"] | None = None
@@ -75,17 +75,17 @@ class Moved(Settings):
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
     num_requests: int | None = Field(default=None, ge=20, le=NUM_REQUESTS)
-    """Only so many of the first ones: a sketch, until all are simulated."""
+    """Simulate only this many requests as a sketch, until all are simulated."""
 
 
 @dataclass
 class Playground:
-    """An experiment of at most `NUM_REQUESTS` requests, and the last runs of it."""
+    """An experiment of at most `NUM_REQUESTS` requests, and its last runs."""
 
     experiment: Experiment
     prices: Prices = field(default_factory=lambda: Prices.load(None))
     limit_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share of the requests that must keep a limit, in place of `ATTAINMENT` jointly."""
+    """Share of the requests that must keep a limit, by limit, in place of `ATTAINMENT` jointly."""
     _runs: dict[str, Summary] = field(default_factory=dict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
     _simulated: int = 0
@@ -107,7 +107,7 @@ class Playground:
     def _names(self) -> list[str]:
         """Profiles of the same model on as many GPUs, the experiment's own first.
 
-        That alone where each pool has its own, which another would not replace.
+        Only that one if each pool has its own, which no other profile could replace.
         """
         own, pools = self._profile(self.experiment.profile), self.experiment.pools
         if pools and pools.prefill.profile and pools.decode.profile:
@@ -116,7 +116,7 @@ class Playground:
         return list(dict.fromkeys([self.experiment.profile, *others]))
 
     def start(self) -> dict[str, Any]:
-        """Return where the controls stand before a move, None of what has no number; the title."""
+        """Return title and initial values of the controls; None for what has no number."""
         own, proposer = self.experiment, self.experiment.engine.speculative_config
         limit = proposer.num_speculative_tokens if proposer else None
         return {
@@ -134,7 +134,7 @@ class Playground:
         }
 
     def moved(self, to: Moved) -> Experiment:
-        """Return the experiment as it stands; a ConfigError if it is none."""
+        """Return the experiment with the moved settings; a ConfigError if it is not valid."""
         data = self.experiment.to_dict()
         workload = data["workload"]
         if to.num_requests is not None:
@@ -165,7 +165,7 @@ class Playground:
         return Experiment.parse(data, "as moved")
 
     def _move_policy(self, data: dict[str, Any], to: Moved) -> None:
-        """Change policy and k in place; what speculation needs comes with it."""
+        """Change policy and k in place, with what speculation needs."""
         if to.policy is not None:
             data["policy"] = {"kind": to.policy}
         elif "policy" in data:
@@ -180,10 +180,7 @@ class Playground:
         data.setdefault("acceptance", {"kind": "bernoulli", "alpha": _ALPHA})
 
     def answer(self, to: Moved, on_progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-        """Return what comes of the experiment as it stands, or raise a SpecsimError; plain values.
-
-        What `on_progress` raises ends the run.
-        """
+        """Return the results as plain values; errors, also of `on_progress`, are raised."""
         moved = self.moved(to)
         policy = moved.effective_policy
         experiment, notes = on_one_engine(moved, {policy.kind: policy, "off": Off()})
@@ -218,7 +215,7 @@ class Playground:
         }
 
     def _notes(self, moved: Experiment, run: Summary) -> list[str]:
-        """Return what is simulated otherwise than `specsim run` would simulate the experiment."""
+        """Return how the simulation differs from that of `specsim run`."""
         before, now = _kinds(self.experiment), _kinds(moved)
         found = [
             f"{name}: {kind} in place of {before[name]}, to be moved"
@@ -246,7 +243,7 @@ class Playground:
 
 
 def _kinds(experiment: Experiment) -> dict[str, str | None]:
-    """Return the kinds of what a move may replace by another kind."""
+    """Return the kinds of those parts that a move may replace by another kind."""
     workload, acceptance = experiment.workload, experiment.acceptance
     return {
         "workload.arrivals": workload.arrivals.kind,
@@ -261,7 +258,7 @@ def _arriving(experiment: Experiment) -> str:
 
 
 def _warnings(runs: list[Summary]) -> list[str]:
-    """Return those of the policy's run, and what is said of the one without speculation alone."""
+    """Return the warnings of the policy's run, and those only the run without drafts has."""
     own, *others = (run.warnings for run in runs)
     return [*own, *(f"off: {text}" for other in others for text in other if text not in own)]
 
@@ -279,7 +276,7 @@ def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:
     arrived, ended = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
     times = np.linspace(arrived[0], ended[-1], 160)  # of the requests in the system over time
     there = np.searchsorted(arrived, times, "right") - np.searchsorted(ended, times, "right")
-    # While requests arrive and the server has filled up: what comes after is no rate of anything.
+    # While requests arrive and the server is full: what comes after has no steady rate.
     begin, end = (3 * arrived[0] + arrived[-1]) / 4, arrived[-1]
     answered = requests[(requests["ended_at"] > begin) & (requests["ended_at"] <= end)]
     if not len(answered):  # all at once
@@ -298,11 +295,11 @@ def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:
 
 
 _HOST = "127.0.0.1"
-_MOST_BYTES = 4096  # of what the page sends
+_MOST_BYTES = 4096  # of a request from the page
 
 
 class _RefusedError(Exception):
-    """Carries an HTTP status and why."""
+    """An HTTP status and its reason."""
 
 
 class UiServer(ThreadingHTTPServer):
@@ -319,7 +316,7 @@ class UiServer(ThreadingHTTPServer):
         self._lock = Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Show what failed, unless it is that a page moved on and waits for its answer no more."""
+        """Report an error, unless a page stopped waiting for its answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -337,10 +334,9 @@ class UiServer(ThreadingHTTPServer):
     def answer(
         self, moved: Moved, page: str = "", is_closed: Callable[[], bool] = lambda: False
     ) -> str:
-        """Return what comes of it, in JSON, unless its page asks for something newer meanwhile.
+        """Return the results as JSON, unless the page asks for a newer answer or is closed.
 
-        Or is closed. Other pages wait for it: if each ended the others' runs, none might ever be
-        answered.
+        Other pages wait for the run: if each ended the others' runs, none might ever be answered.
         """
         mine = self._newest[page] = next(self._numbers)
 
@@ -357,11 +353,11 @@ class UiServer(ThreadingHTTPServer):
 
 class _UiHandler(BaseHTTPRequestHandler):
     server: UiServer
-    timeout = 10  # seconds for what is announced to arrive
+    timeout = 10  # seconds for an announced body to arrive
 
     def do_GET(self) -> None:
         if compare_digest(self.path.encode(), f"/{self.server.token}".encode()):
-            self.send_response(HTTPStatus.MOVED_PERMANENTLY)  # typed without its last slash
+            self.send_response(HTTPStatus.MOVED_PERMANENTLY)  # typed without the last slash
             self.send_header("Location", f"{self.path}/")
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -397,7 +393,7 @@ class _UiHandler(BaseHTTPRequestHandler):
         self._send(status, kind, text)
 
     def _is_closed(self) -> bool:
-        """Return whether the page waits for its answer no more."""
+        """Return whether the page no longer waits for its answer."""
         try:
             is_told = bool(select([self.connection], [], [], 0)[0])
             return is_told and not self.connection.recv(1, MSG_PEEK)
@@ -405,7 +401,7 @@ class _UiHandler(BaseHTTPRequestHandler):
             return True
 
     def _path(self, known: set[str]) -> str:
-        """Return what follows the token, if it is known."""
+        """Return the path after the token, if it is known."""
         names = [f"{name}:{self.server.server_port}" for name in (_HOST, "localhost")]
         origin = self.headers.get("Origin")
         if self.headers.get("Host") not in names or origin not in [
@@ -448,11 +444,11 @@ class _UiHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal is its user's."""
+        """Log nothing: the terminal belongs to its user."""
 
 
 def listen(playground: Playground, port: int) -> UiServer:
-    """Return a server that listens, on any free port if 0; a ConfigError if the port is taken."""
+    """Return a listening server, on any free port for 0; a ConfigError if the port is taken."""
     try:
         return UiServer(playground, port)
     except OSError as error:

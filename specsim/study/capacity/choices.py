@@ -57,10 +57,7 @@ class Prices(Settings):
 
     @classmethod
     def load(cls, path: Path | str | None) -> Self:
-        """Return prices from text like ``h100:2.1,l40s:0.95`` or a YAML file; by default examples.
-
-        Raises a ConfigError if they are wrong.
-        """
+        """Return prices from ``h100:2.1,...``, a YAML file or examples; a ConfigError if wrong."""
         typed = re.sub(r"\s*,\s*", ",", str(path or "").strip())
         given = dict(_PRICE.findall(typed))
         if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == typed:

@@ -105,7 +105,7 @@ class Suite(Settings):
     replications: int = Field(default=10, ge=1, le=MOST_REPLICATIONS)
     """Runs per scenario; run i has the scenario's seed plus i."""
     tolerances: Tolerances | None = None
-    """Of the metrics to gate; by default `DEFAULT_TOLERANCES`."""
+    """Of the metrics to gate; by default 2 % for means and throughput, 5 % for p99."""
 
     @field_validator("tolerances")
     @classmethod

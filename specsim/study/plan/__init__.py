@@ -1,6 +1,6 @@
-"""Plan: how many GPUs of which kind serve some traffic within limits, at the least cost.
+"""Plan: how many GPUs of which kind serve some traffic within limits at the least cost.
 
-First short runs of all options, then the trustworthy search for those that may be the cheapest.
+Short runs of all options come first, then the precise search for those that may be the cheapest.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ from specsim.study.plan.what_if import MOVED
 
 __all__ = ["Option", "Plan", "Question", "plan", "question_of"]
 
-_OTHER_K = 1.3  # as `SHORT`, also of another draft length than the first that is tried
+_OTHER_K = 1.3  # as `SHORT`, also for a draft length other than the first tried
 _MORE_PREFILL, _MORE_DECODE = ((2, 1), (3, 1)), ((1, 2), (1, 3))  # servers of both pools
-_FURTHER = 2  # rounds of long runs, of what goes before the best of those before
+_FURTHER = 2  # rounds of long runs of options that would rank above the best of the last round
 _TOLERANCE, _REPLICATIONS, REQUESTS, LONGEST = 0.04, 5, 4000, 32_000
 
 
@@ -43,14 +43,14 @@ def plan(
     on_stage: Callable[[str], None] | None = None,
     **asked: Any,
 ) -> Plan:
-    """Return which GPUs, and how many, serve what is asked (see `question_of`) at least cost.
+    """Return the GPUs that serve the question's traffic at least cost (see `question_of`).
 
-    A SpecsimError if the question names what there is not, or nothing serves within the limits.
+    Raises a SpecsimError if the question names something unknown, or nothing keeps the limits.
     After Ctrl-C the answer is what is known by then; before anything is, a KeyboardInterrupt.
 
     Args:
-        question: In place of what is asked.
-        on_stage: Told what is looked at next.
+        question: In place of the arguments of `question_of`.
+        on_stage: Called with a text at the beginning of each stage.
     """
     question, found = question or question_of(**asked), None
     try:
@@ -66,7 +66,7 @@ def plan(
 
 
 def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> Iterator[Plan]:
-    """Yield what is known after each stage."""
+    """Yield the plan after each stage."""
     check_prices(question)
     first = offered(question, ("off", f"static:k={FIRST_K}"))
     tell(f"short runs of {len(first.options)} options")
@@ -102,7 +102,7 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
 
 
 def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, Found]]:
-    """Return short runs of what might be rented, with the chance of each draft token moved."""
+    """Return short runs of options that may win, with each draft token's acceptance moved."""
     found = {}
     for change in MOVED:
         moved = (plan.options[name].with_acceptance_moved(change) for name in plan.worth_moving)
@@ -111,7 +111,7 @@ def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, 
 
 
 def with_short_runs(plan: Plan, options: list[Option], runner: Runner) -> Plan:
-    """Return it with short runs of those options that were not tried."""
+    """Return the plan with short runs of options that have none yet."""
     new = {option.name: option for option in options if option.name not in plan.options}
     if not new:
         return plan
@@ -139,7 +139,7 @@ def _worth(plan: Plan) -> set[str]:
 
 
 def _nearest(plan: Plan) -> str:
-    """Return what comes nearest to the limits, where nothing keeps them, and what it has."""
+    """Return text about the option nearest to the limits, if none keeps them."""
     limits = goal_of(plan.question).limits
     tried = [(name, probe) for name, found in plan.screened.items() for probe in found.probes]
     name, probe = min(
@@ -155,21 +155,22 @@ def _nearest(plan: Plan) -> str:
 
 
 def _shown(plan: Plan) -> set[str]:
-    """Return the hardware of each GPU that does best: its row has the best k, whoever wins."""
+    """Return the best hardware of each GPU, whose row gets the best k even if it does not win."""
     best = plan.leaders(lambda option: option.hardware.profile.gpu)
     return {option.hardware.label for option in best.values()}
 
 
 def _drafters(plan: Plan, labels: set[str]) -> dict[str, str | None]:
-    """Return, for each hardware of these, the drafter that serves the target best."""
+    """Return the drafter that serves the target best, for each of these hardware labels."""
     best = plan.leaders(lambda option: None if option.is_off else option.hardware.label)
     return {label: option.method for label, option in best.items() if label in labels}
 
 
 def _screened_apart(plan: Plan, runner: Runner) -> Plan:
-    """Try prefill and decode apart, on each GPU as it does best, with and without speculation.
+    """Try separate prefill and decode pools on the best hardware of each GPU.
 
-    First one server of each; then more in the pool whose queue grew.
+    With and without speculation; one server in each pool first, then more in the pool whose queue
+    grew.
     """
     shown = _shown(plan) if plan.question.ranks == 1 else set()
     best = plan.leaders(
@@ -188,7 +189,7 @@ def _screened_apart(plan: Plan, runner: Runner) -> Plan:
 
 
 def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
-    """Return it with some options searched to the end."""
+    """Return the plan with some options searched with long runs."""
     goal = replace(
         goal_of(plan.question),
         tolerance=_TOLERANCE,
@@ -205,6 +206,6 @@ def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
 
 
 def _is_pinned(contender: Contender, interval: Interval) -> bool:
-    """Whether the whole interval asks for one number of replicas."""
+    """Whether both ends of the interval need the same number of replicas."""
     fewest, most = contender.goal.replicas_between(interval.low, interval.high) or (0, 0)
     return fewest == most

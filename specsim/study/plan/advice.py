@@ -1,6 +1,6 @@
 """Advice: the one model of a plan's answer.
 
-``plan.json`` is its dump; console and page show its words, and neither computes anything.
+``plan.json`` is its dump; console and page show its words, and compute nothing.
 """
 
 from typing import Literal
@@ -19,54 +19,55 @@ class _Fields(BaseModel):
 
 
 class AgainstNone(_Fields):
-    """Speculation against none, on the same hardware and for the same traffic."""
+    """Speculation compared with no speculation, on the same hardware and for the same traffic."""
 
     times_as_fast: float  # ratio of mean latencies, each with its own number of servers
     low: float | None  # of the 95 % interval
     high: float | None
     times_the_cost: float
-    is_searched: bool  # False where one of the two was seen in short runs alone
+    is_searched: bool  # False if one of the two had short runs only
 
 
 class Choice(_Fields):
-    """A GPU without speculation, or with the best that was tried, for the load that was asked."""
+    """A GPU without speculation, or with its best speculation, at the target load."""
 
     gpu: str
     hardware: str  # with its parallel size, as in ``capacity.json``
-    policy: str | None  # likewise; None where nothing could be tried
+    policy: str | None  # likewise; None if no option could be tried
     speculation: str  # in words
-    state: Literal["searched", "estimated", "impossible"]  # estimated: by short runs alone
-    why: str = ""  # it is impossible
-    gpus_per_server: int = 1  # of a unit of pools, of all its servers
-    pools: tuple[int, int] | None = None  # servers of a unit that prefill, and that decode
-    ranks: int = 1  # data-parallel ones of a server, which share experts
+    state: Literal["searched", "estimated", "impossible"]  # estimated: by short runs
+    why: str = ""  # reason if impossible
+    gpus_per_server: int = 1  # with pools, of all servers of a unit
+    pools: tuple[int, int] | None = None  # servers of a unit for prefill and for decode
+    ranks: int = 1  # data-parallel ranks of a server, which share experts
     is_measured: bool = True
     servers: int | None = None
     servers_interval: tuple[int, int] | None = None
     gpus: int | None = None
     cost_per_hour: float | None = None
-    cost_per_million_tokens: float | None = None  # of output, at the load that was asked
+    cost_per_million_tokens: float | None = None  # of output tokens, at the target load
     capacity: float | None = None  # requests/s of one server
     capacity_interval: tuple[float, float] | None = None
     capacity_by_model: tuple[float, float] | None = None
-    """With step times as far off as on four in five servers measured; None where nobody has
-    measured that."""
+    """Capacity if step times are off as on four in five measured servers; None if that is not
+    known."""
     servers_by_model: tuple[int, int] | None = None
     beyond: tuple[float, float] | None = None
-    """The smallest load of one server that was not sustained, and the share within the limits."""
+    """The smallest load of one server that was not sustained, and the share within the limits
+    there."""
     binds: str | None = None
-    """What is missed most there, by its name (``ttft_ms``), or ``backlog`` if the queue grows."""
+    """The limit that is missed most there (``ttft_ms``), or ``backlog`` if the queue grows."""
     beyond_kept: dict[str, float] = {}
-    """Where limits have shares of their own: the share within each of them there, and within the
+    """If limits have shares of their own: the share within each of them there, and within the
     others together (`all`)."""
     spare: float | None = None  # share of the capacity that is left
-    reached_ms: dict[str, float] = {}  # of each limit, its own percentile
+    reached_ms: dict[str, float] = {}  # percentile of each latency that its limit is compared with
     mean_latency_ms: float | None = None
     against_none: AgainstNone | None = None
 
     @property
     def place(self) -> str:
-        """Its GPU in words, with pools or ranks."""
+        """Its GPU as text, with pools or ranks."""
         return place_words(self.gpu, self.pools, self.ranks)
 
     @property
@@ -75,7 +76,7 @@ class Choice(_Fields):
 
     @property
     def unit(self) -> str:
-        """What is rented several times."""
+        """What is rented in several copies: a server or a unit."""
         return "server" if self.pools is None else "unit"
 
 
@@ -92,22 +93,22 @@ class Tried(_Fields):
 
 
 class WhatIf(_Fields):
-    """What would be rented if one thing were otherwise."""
+    """What would be rented if one assumption were different."""
 
     kind: Literal["load", "step times", "acceptance"]
-    what: str  # in words
-    hardware: str | None = None  # None of nothing that keeps the limits
+    what: str  # the assumption, as text
+    hardware: str | None = None  # None if nothing keeps the limits
     policy: str | None = None
-    rented: str = "nothing keeps the limits"  # in words: GPUs and speculation
+    rented: str = "nothing keeps the limits"  # GPUs and speculation, as text
     gpus: int | None = None
     cost_per_hour: float | None = None
-    is_searched: bool = False  # False where it was seen in short runs alone
-    is_other: bool = True  # hardware or speculation, than what is rented now
-    times_as_fast: float | None = None  # than no speculation on that hardware, in that world
+    is_searched: bool = False  # False if it had short runs only
+    is_other: bool = True  # whether hardware or speculation differ from the answer
+    times_as_fast: float | None = None  # as no speculation on this hardware under this assumption
 
 
 class OtherPrice(_Fields):
-    """From which price of its own on a GPU would cost less than what is rented."""
+    """The price of a GPU below which it would cost less than the answer."""
 
     gpu: str
     speculation: str
@@ -116,7 +117,7 @@ class OtherPrice(_Fields):
 
 
 class DayFleet(_Fields):
-    """What is rented in the course of a day, in one way to change the number of servers."""
+    """The servers of a day for one way of changing their number."""
 
     way: str
     hardware: str
@@ -126,24 +127,24 @@ class DayFleet(_Fields):
     most_servers: int
     gpu_hours: float  # per day
     cost_per_day: float
-    is_searched: bool  # False where its capacity was seen in short runs alone
+    is_searched: bool  # False if the capacity is from short runs only
 
 
 class DayAdvice(_Fields):
-    """A day of changing load; `Advice.requests_per_second` is its highest."""
+    """A day of changing load; `Advice.requests_per_second` is its maximum."""
 
     hours: list[float]
-    rates: list[float]  # requests per second; between the hours they change evenly
+    rates: list[float]  # requests per second; linear between the hours
     requests: float
-    start_up_seconds: float  # until a server that is started serves
+    start_up_seconds: float  # from the start of a server until it serves
     headroom: float
-    """Times the load for which an autoscaler keeps servers of the GPU that it rents."""
-    requests_per_server: float  # that are in a server at the load which leaves that headroom
-    fleets: list[DayFleet]  # of each way the cheapest
+    """Factor of the load for which an autoscaler keeps servers of the rented GPU."""
+    requests_per_server: float  # concurrency of a server at the load that leaves that headroom
+    fleets: list[DayFleet]  # the cheapest for each way of scaling
 
 
 class ApiAdvice(_Fields):
-    """The same load on an API that is paid by the token."""
+    """The same load on an API that charges by the token."""
 
     per_million: tuple[float, float]  # prompt and output tokens
     mean_lens: tuple[float, float]  # tokens of a prompt and of an answer
@@ -153,7 +154,7 @@ class ApiAdvice(_Fields):
 
 
 class Advice(_Fields):
-    """What to rent, what else there is, and what the answer hangs on."""
+    """What to rent, the alternatives, and what the answer depends on."""
 
     model: str
     traffic: str
@@ -161,12 +162,12 @@ class Advice(_Fields):
     attainment: float
     spare_servers: int
     slo: dict[str, float]
-    limit_shares: dict[str, float] = {}  # of the requests, in place of `attainment` jointly
+    limit_shares: dict[str, float] = {}  # shares with own limits, in place of `attainment`
     currency: str
-    choices: list[Choice]  # of all GPUs that were asked for
-    taken: int | None  # place among them
+    choices: list[Choice]  # of all GPUs in the question
+    taken: int | None  # index in `choices`
     off_from: float | None
-    """Requests/s of one server from which on the taken speculation is slower than none."""
+    """Rate of one server from which on the chosen speculation is slower than none, requests/s."""
     not_shown_cheaper_than: list[str]
     what_ifs: list[WhatIf]
     other_prices: list[OtherPrice]
@@ -186,7 +187,7 @@ class Advice(_Fields):
 
 
 def why_not(found: Found) -> str:
-    """Return what is wrong with the lowest load that was tried, where none is sustained."""
+    """Return why the lowest load that was tried was not sustained."""
     lowest, goal = found.probes[0], found.goal
     missed = {n: 1 - each.missed for n, each in lowest.promises.items() if not each.is_kept}
     why = goal.limits.kept_words(missed)
@@ -196,13 +197,13 @@ def why_not(found: Found) -> str:
 
 
 def against(none: Found, found: Found, *, is_searched: bool) -> AgainstNone | None:
-    """Return speculation against none on one hardware; None if either serves no load."""
+    """Return speculation compared with none on one hardware; None if either sustains no load."""
     one, other = none.at_target, found.at_target
     costs = none.cost_per_hour, found.cost_per_hour
     if one is None or other is None or costs[0] is None or costs[1] is None:
         return None
-    # Of runs of the same requests; where one of them was searched and the other was not, of the
-    # first replications of both.
+    # Of runs of the same requests; if only one of the two was searched, of the first replications
+    # of both.
     mine, theirs = (
         [run.latencies_ms["mean_e2el_ms"] for run in probe.runs] for probe in (other, one)
     )

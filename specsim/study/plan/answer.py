@@ -1,4 +1,4 @@
-"""Plan: the answer, and what it rests on."""
+"""Plan: the answer, and the findings behind it."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -34,31 +34,31 @@ from specsim.study.plan.words import headline, in_words
 K = TypeVar("K")
 
 SHORT = 1.15
-"""Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
-_LITTLE = 8 * GIB  # for KV blocks: 2 GiB more or less, as servers differ, are a quarter of it
-_NEXT = 2  # options that are searched next, with and without speculation, if the best were not
-_WORTHWHILE = 0.98  # of the latency of the best: what is less than that much faster is as good
-_MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
+"""Ratio within which short runs give the capacity of long ones; see experiments/plan-check."""
+_LITTLE = 8 * GIB  # for KV blocks: servers differ by 2 GiB, which is a quarter of it
+_NEXT = 2  # options searched next, with and without speculation, if the best had no long runs
+_WORTHWHILE = 0.98  # of the latency of the best: smaller gains do not count
+_MOST = 3  # kinds of hardware with long runs, each with and without speculation
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many GPUs of which kind, at what cost, and how sure that is, by what is known so far."""
+    """How many GPUs of which kind at what cost, and how sure that is, at some stage."""
 
     question: Question
     left_out: list[str]  # what could not be tried, and why
     options: dict[str, Option] = field(default_factory=dict)
-    """All that were tried, by hardware and label."""
-    screened: dict[str, Found] = field(default_factory=dict)  # what short runs showed
+    """All options that were tried, by hardware and label."""
+    screened: dict[str, Found] = field(default_factory=dict)  # results of short runs
     searched: dict[str, Found] = field(default_factory=dict)
-    """What was searched to the end; before anything was, the answer is estimated by short runs."""
+    """Results of long runs; without any, the answer is estimated from short runs."""
     moved: dict[float, dict[str, Found]] = field(default_factory=dict)
-    """What short runs showed with the chance of each draft token moved by so much."""
+    """Results of short runs with the chance of each draft token moved, by how much."""
     is_interrupted: bool = False  # by Ctrl-C
 
     @cached_property
     def found(self) -> dict[str, Found]:
-        """What the answer is chosen from."""
+        """The findings among which the answer is chosen."""
         return self.searched or {name: self.screened[name] for name in self.finalists()}
 
     @cached_property
@@ -70,11 +70,11 @@ class Plan:
         return Capacity(experiment, goal, found, notes)
 
     def known(self, name: str) -> Found:
-        """Return the best that is known of an option."""
+        """Return the finding of an option, from long runs if it has any."""
         return self.searched.get(name) or self.screened[name]
 
     def cost(self, name: str, factor: float = 1.0) -> float:
-        """Return the cost per hour for the target, were the capacity `factor` times as high."""
+        """Return the cost per hour for the target rate if capacity were `factor` times as high."""
         cost = self.known(name).cost_if(factor)
         return inf if cost is None else cost
 
@@ -88,11 +88,11 @@ class Plan:
         return found
 
     def ranked(self, names: Iterable[str]) -> list[str]:
-        """Return options from the best on; those that were searched go first."""
+        """Return options, the best first; those with long runs before the others."""
         return sorted(names, key=self._rank)
 
     def leaders(self, kind: Callable[[Option], K | None]) -> dict[K, Option]:
-        """Return the best option of each kind, from the best on, but for those of no kind."""
+        """Return the best option of each kind, the best first, without options of kind None."""
         found: dict[K, Option] = {}
         for option in (self.options[name] for name in self.ranked(self.options)):
             if (own := kind(option)) is not None:
@@ -100,12 +100,12 @@ class Plan:
         return found
 
     def _rank(self, name: str) -> tuple[bool, float, bool, float]:
-        # Of equal cost, what vLLM does by itself comes first.
+        # At equal cost, a policy of vLLM's own comes first.
         needs_a_policy = self.options[name].needs_a_policy
         return name not in self.searched, self.cost(name), needs_a_policy, self._latency(name)
 
     def _latency(self, name: str) -> float:
-        """Return the mean latency at the target, ms; infinite where it is not kept."""
+        """Return the mean latency at the target rate, ms; infinite if the limits are missed."""
         probe = self.known(name).at_target
         return inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
 
@@ -114,7 +114,7 @@ class Plan:
         return next((name for name in self.ranked(names) if self.cost(name) < inf), None)
 
     def finalists(self) -> list[str]:
-        """Return the options to search to the end, the likely best first."""
+        """Return the options for long runs, the likely best first."""
         chosen: list[str] = []
         for is_off in (True, False):
             names = self.ranked(self._those(self.options, is_off=is_off))
@@ -123,9 +123,9 @@ class Plan:
         return self.ranked(chosen)
 
     def _of_kind(self, names: list[str]) -> list[str]:
-        """Return, of options from the best on, those of each hardware that may be the cheapest.
+        """Return, of options in order, those of each hardware that may be the cheapest.
 
-        That is the best one, and the one of highest capacity if that might do with fewer replicas.
+        These are its best one, and its one of highest capacity if that may need fewer replicas.
         """
         bound = self.least(names, 1 / SHORT)
         likely = self.by_hardware(name for name in names if inf > self.cost(name, SHORT) <= bound)
@@ -137,9 +137,9 @@ class Plan:
         return chosen
 
     def overtaking(self) -> list[str]:
-        """Return options that were not searched, and yet would go before those that were.
+        """Return options without long runs that would rank above the best one with long runs.
 
-        Of one that was ahead by short runs long ones may say less: then another is the best.
+        Long runs may lower the result of the best by short runs, so that another becomes the best.
         """
         chosen: list[str] = []
         for is_off in (True, False):
@@ -170,7 +170,7 @@ class Plan:
 
     @cached_property
     def taken(self) -> str | None:
-        """The option of least cost; of two with one cost, the faster if that is shown."""
+        """The option of least cost; at equal costs, speculation if it is shown to be faster."""
         without, using = self.best(is_off=True), self.best(is_off=False)
         if without is None or using is None:
             return without or using
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def ties(self) -> list[str]:
-        """Options of another cost, which is not shown to be higher than that of the one taken."""
+        """Options at another cost than the chosen one that are not shown to be more expensive."""
         leaders = [f"{each.hardware} {each.policy}" for each in self.capacity.cheapest.leaders]
         if self.taken is None or self.taken not in leaders:
             return leaders
@@ -236,7 +236,7 @@ class Plan:
 
     @property
     def worth_moving(self) -> list[str]:
-        """Options with speculation that are rented, or might be, were more drafts accepted."""
+        """Options with speculation that are rented, or may be if more drafts were accepted."""
         if self.taken is None:
             return []
         drafting = (name for name, option in self.options.items() if not option.is_off)
@@ -245,9 +245,9 @@ class Plan:
 
     @cached_property
     def _shown(self) -> list[str]:
-        """Options to show: of each GPU the best without speculation and the best with it.
+        """Options to show: for each GPU the best without speculation and the best with it.
 
-        Both on the hardware that is best of its GPU, so that they compare.
+        Both are on the best hardware of the GPU, so that they can be compared.
         """
         shown: list[str] = []
         for gpu, is_apart in product(self.question.gpus, (False, True)):  # prefill and decode
@@ -267,7 +267,7 @@ class Plan:
         return shown
 
     def _none_beside(self, name: str) -> str | None:
-        """Return no speculation on the same hardware; None of itself, or where it was not tried."""
+        """Return the option without drafts on the same hardware; None for itself, or not tried."""
         none = f"{self.options[name].hardware.label} off"
         return none if none in self.options and none != name else None
 
@@ -279,7 +279,7 @@ class Plan:
         return against(self.known(none), self.known(name), is_searched=are_searched)
 
     def _choice(self, name: str) -> Choice:
-        """Return what is known of an option."""
+        """Return the choice for an option."""
         option, found, is_searched = self.options[name], self.known(name), name in self.searched
         hardware, probe = option.hardware, found.at_target
         head = {
@@ -297,7 +297,7 @@ class Plan:
         cost, by_model, between = found.cost_per_hour, found.model_interval, found.interval
         beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
         promises = beyond.promises if beyond is not None and has_own else {}
-        # Of all rows alike: each run has drawn its own requests.
+        # Of all rows alike, because each run draws its own requests.
         tokens_per_hour = self.question.rate * self.question.traffic.mean_lens[1] * 3600
         return Choice(
             **head,
@@ -327,7 +327,7 @@ class Plan:
         return slower_from(self.known(none), self.found[self.taken])
 
     def _impossible(self) -> list[Choice]:
-        """Return the GPUs on which nothing could be tried."""
+        """Return the GPUs on which no option could be tried."""
         tried = {option.hardware.profile.gpu for option in self.options.values()}
         return [
             Choice(
@@ -396,7 +396,7 @@ class Plan:
         ]
 
     def _too_long(self) -> list[str]:
-        """Return how many requests the server would not take as they are."""
+        """Return a warning for requests longer than the server accepts."""
         traffic, limit = self.question.traffic, self.question.longest_served
         if traffic.longest <= limit:
             return []
@@ -407,7 +407,7 @@ class Plan:
         ]
 
     def _little_memory(self) -> list[str]:
-        """Return how little is left for KV blocks of what is rented, where that decides."""
+        """Return a warning if little memory is left for KV blocks, where that decides."""
         option = self._rented
         if option is None or option.pools:
             return []
@@ -425,7 +425,7 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values; ``capacity.json`` has what it rests on."""
+        """Return the answer as plain values; ``capacity.json`` has the findings behind it."""
         question, taken = self.question, self.taken
         return {
             "specsim_version": __version__,
@@ -452,5 +452,5 @@ class Plan:
 
 
 def _is_of(gpu: str, text: str) -> bool:
-    """Return whether a text about hardware that could not be tried is about a GPU."""
+    """Return whether a text about hardware that could not be tried is about this GPU."""
     return re.match(rf"{re.escape(gpu)}(-(tp|pp|dp|dcp)\d+)*[: ]", text) is not None

@@ -1,4 +1,4 @@
-"""Candidates: on which GPUs, with which drafter and how many tokens, a model could be served."""
+"""Candidates: the GPUs, drafters and draft lengths with which a model could be served."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +18,7 @@ from specsim.study.plan.names import NAMES, context_of, own_drafter
 from specsim.study.plan.question import Question
 
 FIRST_K = 3
-_MOST_K = 5  # is tried where the command has no larger one
+_MOST_K = 5  # tokens, if the command has no larger k
 
 _ROOFLINES, _COMPOSED = 1, 2  # sizes that none is shipped of, from the smallest that fits
 METHODS = {
@@ -29,14 +29,14 @@ _OF_VLLM = {
     "schedule": "num_speculative_tokens_per_batch_size",
     "adaptive_verification": "enable_adaptive_verification",
 }
-"""Policies that a field of ``speculative_config`` says."""
-_WITHOUT_WEIGHTS = (*LOOKUPS, "ngram_gpu", "mtp")  # of their own
+"""Policies that correspond to a field of ``speculative_config``."""
+_WITHOUT_WEIGHTS = (*LOOKUPS, "ngram_gpu", "mtp")  # drafters without weights of their own
 _LEAST_OUTSTANDING = {"kind": "least_outstanding"}
-_UNKNOWN = "YOUR-"  # begins what is to be replaced
-SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # where the server has no such policy
-SHORT_REQUESTS = 2000  # of a run that tells which options are worth long ones
-_SHORT_AT_MOST = 8000  # of one on a server that holds so many at once that fewer show nothing
-_ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
+_UNKNOWN = "YOUR-"  # marks what the user must replace
+SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # if the server has no such policy
+SHORT_REQUESTS = 2000  # of a run that selects options for long runs
+_SHORT_AT_MOST = 8000  # of such a run on a server that holds very many requests at once
+_ROOM = 2  # no request of a study is this many times longer than the longest of 20,000
 
 
 def gpu_name(gpu: str) -> str:
@@ -54,14 +54,14 @@ def place_words(gpu: str, pools: tuple[int, int] | None, ranks: int = 1) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """A hardware, a drafter and a policy."""
+    """A hardware with a drafter and a policy."""
 
     hardware: Hardware
     experiment: Experiment
     label: str
-    acceptance: str | None = None  # where it comes from; None without speculation
+    acceptance: str | None = None  # source of the acceptance; None without speculation
     speculation: dict[str, Any] | None = None
-    """vLLM's ``speculative_config``; None without it, and for a policy that vLLM has not."""
+    """vLLM's ``speculative_config``; None without speculation, or for a policy that vLLM lacks."""
 
     @property
     def name(self) -> str:
@@ -73,18 +73,18 @@ class Option:
 
     @property
     def method(self) -> str | None:
-        """Of its drafter; None without speculation."""
+        """Method of its drafter; None without speculation."""
         proposer = self.experiment.engine.speculative_config
         return None if proposer is None else proposer.method
 
     @property
     def drafter(self) -> str | None:
-        """In words: ``EAGLE-3``; None without speculation."""
+        """Name of its drafter, such as ``EAGLE-3``; None without speculation."""
         return self.method and NAMES["proposers"].get(self.method, self.method)
 
     @property
     def speculation_words(self) -> str:
-        """What it does: ``EAGLE-3, fixed draft length 2``."""
+        """Its speculation as text, such as ``EAGLE-3, fixed draft length 2``."""
         if self.drafter is None:
             return "no speculation"
         policy = self.experiment.effective_policy
@@ -95,25 +95,25 @@ class Option:
 
     @property
     def pools(self) -> tuple[int, int] | None:
-        """Servers of a unit that prefill, and that decode."""
+        """Servers of a unit for prefill and for decode; None without pools."""
         pools = self.hardware.pools
         return (pools[0][1], pools[1][1]) if pools else None
 
     @property
     def words(self) -> str:
-        """Such as ``H100, EAGLE-3, fixed draft length 2``."""
+        """Text such as ``H100, EAGLE-3, fixed draft length 2``."""
         where = place_words(self.hardware.profile.gpu, self.pools, self.hardware.ranks)
         return f"{where}, {self.speculation_words}"
 
     @property
     def sized_words(self) -> str:
-        """The same with the GPUs of a server if it has several."""
+        """The same, with the GPUs of a server if it has several."""
         size = self.hardware.gpus_per_replica
         return self.words + (f" ({size} GPUs)" if size > 1 else "")
 
     @property
     def missing(self) -> tuple[str, str] | None:
-        """What stands for something that is not known, and what that is; None if all is."""
+        """The placeholder for something unknown, and what that is; None if all is known."""
         if self.needs_a_policy:
             return SCHEDULE, "what `specsim tune experiment.yaml --emit vllm` prints"
         name = str((self.speculation or {}).get("model"))
@@ -121,7 +121,7 @@ class Option:
 
     @property
     def needs(self) -> str | None:
-        """What the server does not start without, and its image has not.
+        """What the server needs to start, but its image lacks.
 
         References:
             vLLM 0.33.0 ``config/speculative.py _validate_suffix_decoding``.
@@ -135,7 +135,7 @@ class Option:
         return not self.is_off and self.speculation is None
 
     def with_acceptance_moved(self, change: float) -> "Option | None":
-        """Return it with the chance of each draft token so much higher; None of records."""
+        """Return the option with the chance of each draft token raised; None for records."""
         acceptance = self.experiment.acceptance
         moved = None if acceptance is None else acceptance.shifted(change)
         if moved is None:
@@ -143,7 +143,7 @@ class Option:
         return replace(self, experiment=self.experiment.replace(acceptance=moved))
 
     def in_pools(self, prefill: int, decode: int) -> "Option":
-        """Return it with prompts computed by some servers and answered by others."""
+        """Return the option with separate servers for prefill and decode."""
         own = self.hardware
         parts = ((own.profile, prefill), (own.profile, decode))
         hardware = Hardware(f"{own.label} {prefill}p+{decode}d", own.profile, parts)
@@ -159,7 +159,7 @@ class Option:
 
 
 def later_policies(question: Question) -> tuple[str, ...]:
-    """Return what is looked at where `FIRST_K` shows hardware to be worth it: all other k."""
+    """Return the policies to try where `FIRST_K` has shown promise: all other k."""
     own = (question.command.speculation or {}).get("num_speculative_tokens")
     most = max(_MOST_K, own) if isinstance(own, int) else _MOST_K
     others = (k for k in range(1, most + 1) if k != FIRST_K)
@@ -171,13 +171,13 @@ class Offered:
     """All options, and what cannot be one."""
 
     options: list[Option] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # what, and why
+    left_out: list[str] = field(default_factory=list)  # what was left out, and why
 
 
 def offered(question: Question, policies: tuple[str, ...]) -> Offered:
-    """Return the options with some policies, and ``off`` if that is among them.
+    """Return the options with some policies, and ``off`` if it is among them.
 
-    A ConfigError if there is no hardware at all.
+    Raises a ConfigError if there is no hardware at all.
     """
     wanted = (question.command.speculation or {}).get("method")
     found = Offered(left_out=_own_layers(question, wanted))
@@ -212,7 +212,7 @@ def check_prices(question: Question) -> None:
 
 
 def _unequal(options: list[Option]) -> list[str]:
-    """Return which drafters are tried on other GPUs, and no profile of this has the costs of."""
+    """Return notes on drafters that are tried on other GPUs only, for lack of costs here."""
     tried = dict.fromkeys(option.method for option in options if option.method is not None)
     lacking: dict[str, dict[str, None]] = {}
     for option in options:
@@ -289,14 +289,14 @@ def _add(
 
 
 def _usable(question: Question, known: list[str], found: Offered) -> list[str]:
-    """Return the drafters that the server has, as it is asked for; why the others are not tried."""
+    """Return the drafters that the server can use, and add to `found` why others are not tried."""
     command = question.command
     is_sglang, has_stages = command.program == "sglang", command.stages > 1
     is_async = command.engine.get("async_scheduling")
     usable, keeps_none = [], load_model(question.model).mamba_dt_rank
     for method in known:
         why = None
-        if keeps_none:  # 0.33.0 ``mamba_mixer.py`` reads no num_accepted_tokens
+        if keeps_none:  # 0.33.0 ``mamba_mixer.py`` ignores num_accepted_tokens
             why = f"{method}: vLLM's kernels of the first Mamba keep no state for each draft"
         elif is_sglang and method not in SGLANG_METHODS:
             why = f"{method}: SGLang does not draft so"
@@ -321,7 +321,7 @@ def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[s
 
 
 def goal_of(question: Question) -> Goal:
-    """Return what is looked for, in runs as short as they may be."""
+    """Return the goal of the search, with runs as short as they may be."""
     return Goal(
         question.slo,
         question.attainment,
@@ -370,7 +370,7 @@ def _experiment(
 
 
 def _only_of(policy: str, drafts: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the fields of ``speculative_config`` that say another policy."""
+    """Remove the fields of ``speculative_config`` that belong to another policy."""
     others = {field for kind, field in _OF_VLLM.items() if kind != policy}
     return {name: value for name, value in drafts.items() if name not in others}
 
@@ -378,8 +378,8 @@ def _only_of(policy: str, drafts: dict[str, Any]) -> dict[str, Any]:
 def _engine(question: Question, size: int) -> dict[str, Any]:
     """Return the engine's settings, with room for the longest requests.
 
-    A server refuses those that exceed its limit, and nobody knows which of them would be asked
-    again, shorter: they are simulated as they are.
+    A server refuses requests beyond its limit, and it is unknown which would be sent again,
+    shorter; so they are simulated as they are.
     """
     own = context_of(question.command.model) | question.command.engine
     if size * question.ranks == 1 and load_model(question.model).num_experts:  # all are its own
@@ -392,7 +392,7 @@ def _engine(question: Question, size: int) -> dict[str, Any]:
 
 
 def _longer_than_served(question: Question) -> int | None:
-    """Return the tokens that room is kept for, if a server would refuse so long a request."""
+    """Return the tokens that room is kept for, if a server would refuse such long requests."""
     needed = _ROOM * question.traffic.longest
     takes_what_fits = question.command.engine.get("max_model_len") == -1
     return needed if takes_what_fits or needed > question.longest_served else None
@@ -408,7 +408,7 @@ def _why_longer(question: Question, error: Exception) -> str:
 
 
 def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | None:
-    """Return vLLM's settings, with the name of a head where it needs one; None if it cannot."""
+    """Return vLLM's settings, with the name of a head if needed; None if vLLM cannot do it."""
     proposer, policy = experiment.engine.speculative_config, experiment.effective_policy
     if proposer is None or policy.kind not in ("static", *_OF_VLLM):
         return None
@@ -425,7 +425,7 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
 
 
 def first_option(question: Question) -> Option:
-    """Return the option to begin with: the first GPU, with the drafter of the command if any."""
+    """Return the option to begin with: the first GPU, with the command's drafter if it has one."""
     options = offered(question, ("off", f"static:k={FIRST_K}")).options
     label = options[0].hardware.label
     own = [option for option in options if option.hardware.label == label]
@@ -433,9 +433,9 @@ def first_option(question: Question) -> Option:
 
 
 def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
-    """Return the experiment of a whole service, of about a minute of traffic.
+    """Return the experiment of a whole service, with about a minute of traffic.
 
-    Of one server and its share of the traffic where that has ranks: several are not simulated.
+    With ranks it is one server and its share of the traffic, since several such are not simulated.
     """
     rate = question.rate / (replicas if option.hardware.ranks > 1 else 1)
     count = max(SHORT_REQUESTS, round(60 * rate))

@@ -1,4 +1,4 @@
-"""Command lines of servers: ``vllm serve`` and SGLang's, read as an engine's settings."""
+"""Command lines of servers, ``vllm serve`` and SGLang's, read as an engine's settings."""
 
 import builtins
 import json
@@ -38,7 +38,7 @@ from specsim.study.plan.names import HOW_STORED
 _ENGINE = {name: getattr(builtins, kind) for name, kind in FLAGS["engine"].items()}
 _REFUSED = FLAGS["refused"]
 _OF_SGLANG: list[str] = FLAGS["drafts_of_sglang"]
-_COUNT = {*_ENGINE, *FLAGS["other"], *_REFUSED}  # of whose names no slip is let pass
+_COUNT = {*_ENGINE, *FLAGS["other"], *_REFUSED}  # flags whose misspellings are errors
 _REMEDIES: dict[str, str] = FLAGS["remedies"]
 _UNMODELLED, _SWITCHES = set(FLAGS["unmodelled"]), set(FLAGS["switches"])
 _STORED: dict[str, str] = FLAGS["stored"]
@@ -53,19 +53,19 @@ _OTHERS = re.compile(
     r"(?:^|/)(?:text-generation-launcher|trtllm-serve|tritonserver|lmdeploy|llama-server)$"
 )
 _USUAL = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
-_TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
+_TYPO = 0.92  # similarity to a known flag from which a flag counts as misspelt
 _SPECULATION = re.compile(r"^(?:-sc|--spec(?:ulative)?[-_].*)$")
 _CONFIG = re.compile(r"^--config$")
-_SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or says where output goes
+_SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or redirects its output
 _OF_A_SHELL = re.compile(r"-\w*c")  # bash -c '...'
-_PRINTED = ("\u2012", "\u2013", "\u2014", "\u2212")  # dashes, as pages make of two hyphens
+_PRINTED = ("\u2012", "\u2013", "\u2014", "\u2212")  # dashes that pages make of two hyphens
 _OF_PROGRAMS = re.compile(r"\b(?:VLLM|SGLANG)_\w+(?==)")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,12}(?=[kmgt]))?)([kKmMgGtT])")
 _STUCK = re.compile(r"(-[a-z]+)(\d+)")
 _ADDRESS = re.compile(r"^--(?:host|port)$")
-_CALLED = re.compile(r"^(?:\S+ )?--served[-_]model[-_]name\b")  # a name, also where a folder has it
+_CALLED = re.compile(r"^(?:\S+ )?--served[-_]model[-_]name\b")  # its name
 _READS = re.compile(
     r"^--(?:tokenizer(?:[-_]path)?|chat[-_]template|hf[-_]config[-_]path|generation[-_]config)$"
 )
@@ -74,22 +74,22 @@ _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What a command line starts."""
+    """The server that a command line starts."""
 
     program: str  # ``vllm`` or ``sglang``
-    words: tuple[str, ...]  # as typed, one per word, without what starts the program
+    words: tuple[str, ...]  # as typed, one per word, without the words that start the program
     model: str  # as typed
     engine: dict[str, Any]
     """Fields of `specsim.engine.config.EngineConfig`, without speculation and parallelism."""
-    tensor_parallel_size: int | None  # None where it is not given
+    tensor_parallel_size: int | None  # None if it is not given
     speculation: dict[str, Any] | None
-    weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
+    weights: str | None  # ``fp8`` if weights are in 8 bits; None: as published
     ranks: int = 1  # data-parallel ones
     stages: int = 1  # of a pipeline
     shares: int = 1  # GPUs that each keep a part of every KV block
     kv_dtype: str = "auto"  # of its KV cache: bfloat16, fp8, or as vLLM would by itself
     notes: list[str] = field(default_factory=list)
-    """Which flags have no effect here, or another than on a server."""
+    """Flags that have no effect here, or another than on a server."""
 
     def with_options(
         self, tensor_parallel_size: int, speculation: dict[str, Any] | None, ranks: int = 1
@@ -105,10 +105,10 @@ class ServerCommand:
         return shlex.join(["python", "-m", "sglang.launch_server", *kept, *added])
 
     def in_container(self, words: list[str]) -> tuple[list[str], list[Path]]:
-        """Return words of the command as they are in a container, and what that has to find there.
+        """Return the words of the command in a container, and the paths it needs there.
 
-        Which are folders and files of this machine: the model's, the drafter's, a chat template.
-        The address is that at which containers look for the server: vLLM's own.
+        These are folders and files of this machine: the model, the drafter, a chat template. The
+        server listens at the address where containers look for it, vLLM's own.
         """
         drafter = str((self.speculation or {}).get("model", ""))
         typed = zip(self.words, (*self.words[1:], ""), strict=True)
@@ -120,7 +120,7 @@ class ServerCommand:
         named = dict.fromkeys(text for text in (self.model, drafter, *read) if text)
         places = {text: str(Path(text).resolve()) for text in named if Path(text).exists()}
         kept = _without(tuple(words), _ADDRESS)
-        if self.program == "sglang":  # would listen at 127.0.0.1:30000
+        if self.program == "sglang":  # its default is 127.0.0.1:30000
             kept += ["--host", "0.0.0.0", "--port", "8000"]
         before = ["", *kept[:-1]]
         kept = [
@@ -131,11 +131,11 @@ class ServerCommand:
 
 
 def read_command(text: str, program: str) -> ServerCommand:
-    """Return what a command line says, such as ``vllm serve MODEL --tensor-parallel-size 2``.
+    """Return the server of a command line such as ``vllm serve MODEL --tensor-parallel-size 2``.
 
-    What stands before ``vllm serve`` is not looked at, and may be missing. It may also be what a
-    container is started with, see `words_in`. A ConfigError if it is no such command, a value is
-    wrong, or it asks for what is not simulated.
+    Words before ``vllm serve`` are ignored, and it may be missing. The text may also be a
+    container's command, see `words_in`. Raises a ConfigError if it is no such command, a value is
+    wrong, or it asks for something that is not simulated.
     """
     source = f"--{program}"
     typed = words_in(text, program)
@@ -196,7 +196,7 @@ def _up_to_its_end(words: list[str]) -> Iterator[str]:
         if word == LINE_END:
             begun = [after for end, after in pairwise(words[place:]) if end == LINE_END]
             needs_value = before.startswith("-") and "=" not in before
-            # Pages break lines of one command, too, mostly before flags.
+            # Pages also break a single command into lines, mostly before flags.
             if not needs_value and not any(each.startswith(("-", *_PRINTED)) for each in begun):
                 return
             continue
@@ -207,7 +207,7 @@ def _up_to_its_end(words: list[str]) -> Iterator[str]:
 
 
 def _with_file(words: list[str], source: str, program: str) -> list[str]:
-    """Return words with what the file of ``--config`` says; the command line takes precedence."""
+    """Return words with the file of ``--config`` filled in; the command line takes precedence."""
     path = next((value for name, value in _flags(words, source, program) if name == "config"), None)
     if path is None:
         return words
@@ -228,7 +228,7 @@ def _with_file(words: list[str], source: str, program: str) -> list[str]:
 
 
 def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, str]]:
-    """Yield each flag under vLLM's name, with its value; that of a switch is True or False."""
+    """Yield each flag by vLLM's name, with its value; a switch has True or False."""
     rest = list(words)
     while rest:
         word = re.sub(r"^-O=?(?=.)", "-O=", rest.pop(0))  # vLLM reads -O3 and -O 3 alike
@@ -277,12 +277,12 @@ def _without(words: tuple[str, ...], *unwanted: re.Pattern[str]) -> list[str]:
         elif not skips:
             kept.append(word)
         else:
-            skips = False  # only one value belongs to a flag
+            skips = False  # this flag has only one value
     return kept
 
 
 def _moved(word: str, places: dict[str, str]) -> str:
-    """Return a word of a command with its place in place of how that was typed."""
+    """Return a word of a command with a path replaced by its place in the container."""
     if word.startswith("{"):
         for typed, place in places.items():
             word = word.replace(json.dumps(typed), json.dumps(place))
@@ -346,7 +346,7 @@ class _Reader:
         )
 
     def _check_stages(self, stages: int, ranks: int, speculation: dict[str, Any] | None) -> None:
-        """Raise a ConfigError if a pipeline is beside what is not simulated with it."""
+        """Raise a ConfigError if a pipeline is combined with something not simulated with it."""
         method = speculation["method"] if speculation else None
         if method and not PROPOSERS.find(method).supports_async:
             raise ConfigError(
@@ -361,7 +361,7 @@ class _Reader:
             )
 
     def _number(self, name: str) -> int:
-        """Return how many parts of a server there are, and take the flag out."""
+        """Return the number in a parallelism flag, and remove the flag."""
         found: int = self._value(name, int) if name in self._flags else 1
         self._flags.pop(name, None)
         if found < 1:
@@ -396,7 +396,7 @@ class _Reader:
                 raise ConfigError(
                     f"{self._source}: --{name}: there is no such flag; did you mean {meant}?"
                 )
-            if name.startswith("speculative-"):  # of which SGLang has many more
+            if name.startswith("speculative-"):  # SGLang has many more of these
                 slow.append(name)
         rest = [n for n in left if n not in slow]
         notes = {
@@ -409,7 +409,7 @@ class _Reader:
         text, kind = self._flags[name], kind or _ENGINE[name]
         if kind is bool:
             return text == "True"
-        if name == "max-model-len" and text in ("auto", "-1"):  # then vLLM takes what fits
+        if name == "max-model-len" and text in ("auto", "-1"):  # vLLM then takes what fits
             return -1
         # vLLM's human-readable integers: 32k is 32,000, 25.6k is 25,600, and 32K is 32,768.
         match = re.fullmatch(_HUMAN, text) if kind is int else None
@@ -420,12 +420,12 @@ class _Reader:
             raise ConfigError(f"{self._source}: --{name} {text:.80}: should be {what}") from error
         if name == "max-model-len" and found < 1:
             raise ConfigError(f"{self._source}: --{name} {text:.80}: must be at least 1, or auto")
-        if name == "gpu-memory-utilization" and not 0 < found <= 1:  # nor is NaN
+        if name == "gpu-memory-utilization" and not 0 < found <= 1:  # NaN is refused, too
             raise ConfigError(f"{self._source}: --{name} {text:.80}: must be above 0, at most 1")
         return found
 
     def _weights(self, model: str) -> str | None:
-        """Return a word of ``profile build --dtype``; None: as published, or as a folder says."""
+        """Return a value of ``profile build --dtype``; None: as published, or as a folder says."""
         dtype = self._flags.pop("dtype", "auto")
         if dtype not in ("auto", "bfloat16", "float16", "half"):
             raise ConfigError(
@@ -435,7 +435,7 @@ class _Reader:
         named = HOW_STORED.findall(model.lower())
         known = [kind for kind in named if kind in _STORED]
         kind = given.lower() or [*known, *named, ""][0]
-        if known and kind not in _STORED:  # modelopt and compressed-tensors leave open which
+        if known and kind not in _STORED:  # these do not say which number type
             kind = known[0]
         is_folder = (Path(model) / "config.json").is_file()
         is_published = kind == "mxfp4" and "gpt-oss" in model.lower()

@@ -1,4 +1,4 @@
-"""Text of a command: as a shell takes it, or as a container of Kubernetes or Compose has it."""
+"""Text of a command: from a shell, or from a container of Kubernetes or Compose."""
 
 import json
 import re
@@ -15,10 +15,10 @@ from specsim.core.reading import parse_yaml, read_text, readable
 from specsim.core.settings import where_in
 
 _COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
-"""A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
-_CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
+"""A shell's comment; or, as the group, quoted text, in which ``#`` begins none."""
+_CONTINUED = re.compile(r"\\[ \t\r]*\n")  # pages may leave spaces before the line's end
 LINE_END = "\n"
-"""Stands among words where a line ends, outside quotes."""
+"""Stands among words for the end of a line, outside quotes."""
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*?);?", re.DOTALL)
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{(?:[@*]|\w+\[[@*]\])\})")  # "$@" and "${MORE[@]}" of a script
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")  # Kubernetes: $(A)
@@ -27,17 +27,17 @@ _MANIFEST = re.compile(
     r"""(?:\s|\#[^\n]*\n|---[^\n]*\n)*(?:[\[{]|-\s|["']?[A-Za-z][\w.-]*["']?\s*:(?:\s|$))"""
 )
 _DOCUMENTS = re.compile(r"^---.*$", re.MULTILINE)
-_STARTS = ("entrypoint", "command", "args")  # in the order in which they follow one another
-_SECRETS = {"api-key": sys.maxsize, "admin-api-key": 1, "hf-token": 1}  # flags: values, at most
+_STARTS = ("entrypoint", "command", "args")  # in the order in which a container joins them
+_SECRETS = {"api-key": sys.maxsize, "admin-api-key": 1, "hf-token": 1}  # flags: most values of each
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # in maxModelLen
-_ENGINES = ("v0", "v1")  # of a chart: variables, and no flags
-_ASIDE = ("initContainers", "exec")  # what has a command, too, and is no server
+_ENGINES = ("v0", "v1")  # of a chart: variables, not flags
+_ASIDE = ("initContainers", "exec")  # these have a command, but are no server
 
 
 def words_in(text: str, program: str) -> list[str]:
     """Return the words of a command line, of a container in YAML or JSON, or of a file of either.
 
-    A ConfigError if it cannot be read, or several containers may be the server.
+    Raises a ConfigError if it cannot be read, or several containers may be the server.
     """
     source = f"--{program}"
     if _FILE.fullmatch(text.strip()):
@@ -49,16 +49,16 @@ def words_in(text: str, program: str) -> list[str]:
 
 
 def without_arguments(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return words without, and those that are, what a script passes on of its own arguments."""
+    """Return words without a script's own arguments, which it passes on; and those arguments."""
     passed = [word for word in words if _ARGUMENTS.fullmatch(word)]
     return [word for word in words if word not in passed], passed
 
 
 def without_secrets(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return words with a placeholder for each secret, and the flags that have one."""
+    """Return words with placeholders for secrets, and the flags that have secrets."""
     kept: list[str] = []
     flags: list[str] = []
-    values = 0  # of the last flag, that are secrets and still to come
+    values = 0  # secret values of the last flag that are still to come
     for word in words:
         name, equals, _ = word.partition("=")
         key = name.lstrip("-").replace("_", "-")
@@ -75,9 +75,10 @@ def without_secrets(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def shell_words(text: str, source: str) -> list[str]:
-    """Return the words of command lines, with a `LINE_END` between them.
+    """Return the words of command lines, with a `LINE_END` between lines.
 
-    Variables that they set are filled in. A ConfigError, with its source, if it is none.
+    Variables that the lines set are filled in. Raises a ConfigError, naming `source`, if this
+    fails.
     """
     joined = _CONTINUED.sub(" ", _COMMENT.sub(r"\1", text))
     lexer = shlex.shlex(joined, posix=True, punctuation_chars=LINE_END)
@@ -92,7 +93,7 @@ def shell_words(text: str, source: str) -> list[str]:
 
 
 def _filled(words: list[str]) -> list[str]:
-    """Return words with the values of the variables that words before them set."""
+    """Return words with the values of variables that earlier words set."""
     known, filled = dict[str, str](), []
     for word in words:
         new = _VARIABLE.sub(lambda v: known.get(v[1] or v[3] or v[4], v[2] or v[0]), word)
@@ -144,7 +145,7 @@ def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
         name = str(value.get("name", name))
         parts = [word for key in _STARTS for word in _words(value.get(key), source)]
         parts = parts or _of_chart(value, source)
-        if len(parts) == 1:  # `args` of a shell that was not pasted with them
+        if len(parts) == 1:  # the shell whose `args` these are was not pasted with them
             parts = shell_words(parts[0], source)
         if parts:
             words = _filled([*_environment(value), *parts])
@@ -156,7 +157,7 @@ def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
 
 
 def _of_chart(value: dict[str, Any], source: str) -> list[str]:
-    """Return the command of a model among the values of vLLM's Helm chart, if it is one.
+    """Return the command of a model in the values of vLLM's Helm chart, if they are such.
 
     References:
         vllm-project/production-stack, helm/templates/deployment-vllm-multi.yaml.

@@ -1,7 +1,7 @@
-"""Day: how many servers a day of changing load takes: fixed, by schedule, or autoscaled.
+"""Day: how many servers a day of changing load needs: fixed, by schedule, or autoscaled.
 
-Nothing is simulated. A server that keeps the limits up to its capacity does so at every instant at
-which it is loaded no higher; what changes is how many there are, and how long they take to start.
+Nothing is simulated. A server keeps the limits at every instant at which its load is at most its
+capacity; what changes is the number of servers, and starting one takes time.
 """
 
 import re
@@ -32,16 +32,16 @@ _DEFAULTS: dict[str, float] = {
     for name in ("interval_s", "start_up_s", "scale_in_delay_s", "tolerance")
 }
 _LOOK, START_UP = _DEFAULTS["interval_s"], _DEFAULTS["start_up_s"]
-_STAYS = round(_DEFAULTS["scale_in_delay_s"] / _LOOK)  # looks for which fewer must be enough
-_SEEN = TargetConcurrency.model_fields["window_s"].default / 2  # so old is what is averaged
+_STAYS = round(_DEFAULTS["scale_in_delay_s"] / _LOOK)  # looks for which fewer must do
+_SEEN = TargetConcurrency.model_fields["window_s"].default / 2  # age of averages
 BEHIND = START_UP + _LOOK + _SEEN
-"""Seconds from when the load has risen to when a server that was started for that serves."""
-_STEEPEST = 3.0  # times as much load until a server has started: beyond, others must be there
+"""Seconds from a rise of the load until a server that was started for it serves."""
+_STEEPEST = 3.0  # growth of the load until a server has started; for more, others must already run
 _SEGMENT = 0.25  # hours for which the rate of an experiment is constant
 
 
 class DayServers(NamedTuple):
-    """How many servers there are in the course of a day."""
+    """How many servers there are over a day."""
 
     way: str
     least: int
@@ -51,9 +51,9 @@ class DayServers(NamedTuple):
 
 @dataclass(frozen=True)
 class Day:
-    """Load by the hour; between two of them it changes evenly, and after the last to the first."""
+    """Load over a day, linear between the given hours, and from the last to the first."""
 
-    hours: tuple[float, ...]  # from 0, rising, below 24
+    hours: tuple[float, ...]  # from 0, ascending, below 24
     rates: tuple[float, ...]  # requests per second of the whole service
 
     @property
@@ -70,40 +70,40 @@ class Day:
 
     @property
     def _looks(self) -> NDArray[np.float64]:
-        """The rate at each look of an autoscaler."""
+        """The rate at each look of an autoscaler, requests per second."""
         return self.at(np.arange(0.0, _HOURS, _LOOK / 3600))
 
     def headroom(self, capacity: float) -> float:
-        """Return how many times the load an autoscaler must keep servers for.
+        """Return the factor of the load for which an autoscaler must keep servers.
 
-        The load rises until a server has started, and HPA takes differences within its tolerance
-        for none. What one server takes, and rises too steep to be followed, do not count.
+        It covers the rise of the load until a server has started, and the tolerance of HPA. Loads
+        that one server takes, and rises too steep to follow, do not count.
         """
         rates, rises = self._rises
         ahead = rises[(rates > capacity) & (rises <= _STEEPEST)].max(initial=1.0)
         return float(ahead) * (1 + _DEFAULTS["tolerance"])
 
     def floor(self, capacity: float) -> int:
-        """Return the servers that must always be there, since the load rises too steeply."""
+        """Return the servers that must always run, because the load rises too steeply."""
         rates, rises = self._rises
         return self._needed(float(rates[rises > _STEEPEST].max(initial=0.0)), capacity)
 
     @property
     def _rises(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The rate at each look, and how many times that of when servers that serve were asked."""
+        """The rate at each look, and its ratio to the rate that running servers started for."""
         rates = self._looks
         behind = np.roll(rates, ceil(BEHIND / _LOOK))
         return rates, np.divide(rates, behind, out=np.full_like(rates, inf), where=behind > 0)
 
     def fleets(self, capacity: float, spare: int) -> list[DayServers]:
-        """Return the servers of each way, each taking some requests/s; `spare` more at all times.
+        """Return the servers by way of scaling, for a capacity in requests/s; `spare` more always.
 
-        By schedule each hour has as many as its highest load takes, started before it begins;
-        autoscaled as Kubernetes' HPA does, with the defaults of `specsim.autoscaling`.
+        By schedule, each hour has the servers for its highest load, started before it begins.
+        Autoscaled is as Kubernetes' HPA does it, with the defaults of `specsim.autoscaling`.
         """
         fixed = self._needed(self.peak, capacity) + spare
         scheduled = self._scheduled(capacity) + spare
-        around = pairwise([*scheduled.tolist(), int(scheduled[0])])  # after the last the first
+        around = pairwise([*scheduled.tolist(), int(scheduled[0])])  # the last hour, then the first
         starts = sum(max(0, after - before) for before, after in around)
         begun = starts * START_UP / 3600
         scaled = self._scaled(capacity) + spare
@@ -143,9 +143,9 @@ def _ends(counts: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def read_day(text: str) -> Day:
-    """Return the day of ``0:20,8:100,18:60``, or of a table with columns ``hour`` and ``rate``.
+    """Return the day in ``0:20,8:100,18:60``, or in a table with columns ``hour`` and ``rate``.
 
-    A SpecsimError if it is neither, or hours do not rise.
+    Raises a SpecsimError if it is neither, or hours do not ascend.
     """
     if text.lower().removesuffix(".gz").endswith(_ENDINGS):
         return _checked(Path(text).name, *_of_table(Path(text)))
@@ -161,7 +161,7 @@ def read_day(text: str) -> Day:
 
 
 def _of_table(path: Path) -> tuple[list[float], list[float]]:
-    """Return hours, also as ``06:30`` or ``06:30:15``, and rates of a table."""
+    """Return hours, which may be ``06:30`` or ``06:30:15``, and rates of a table."""
     file = TraceFile(path)
     found: dict[str, str] = {}
     for name in file.columns:

@@ -1,4 +1,4 @@
-"""Files that a plan is written to: the answer, servers that can be started, and experiments."""
+"""Files of a plan: the answer, servers that can be started, and experiments."""
 
 import shlex
 import shutil
@@ -21,7 +21,7 @@ from specsim.study.plan.command import ServerCommand
 from specsim.study.plan.hardware import PROFILE_FILE
 
 _CONFIG, _QUANTIZATION = "config.json", "hf_quant_config.json"  # of a model, as published
-_MODEL = "model-"  # before them, in the folder of a plan
+_MODEL = "model-"  # prefix of these files in the folder of a plan
 FILES = (
     "plan.json", "capacity.json", "capacity.parquet", "experiment.yaml", "day.yaml", PROFILE_FILE,
     _MODEL + _CONFIG, _MODEL + _QUANTIZATION, "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
@@ -35,7 +35,7 @@ _TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
 
 
 def save_plan(plan: Plan, folder: Path) -> None:
-    """Write all files of a plan; those of the servers only if there is an answer."""
+    """Write all files of a plan; files of the servers only if there is an answer."""
     write_json(plan.to_dict(), folder / "plan.json")
     plan.capacity.save(folder)
     if plan.taken is None:
@@ -57,23 +57,23 @@ def save_plan(plan: Plan, folder: Path) -> None:
     size = option.hardware.profile.tensor_parallel_size
     line = plan.question.command.with_options(size, option.speculation, ranks)
     if option.needs_a_policy:
-        line += f" --speculative-config {SCHEDULE}"  # which no server takes for one
+        line += f" --speculative-config {SCHEDULE}"  # a placeholder that no server accepts
     if option.hardware.pools:
         line += f" --kv-transfer-config {shlex.quote(_TRANSFER)}"
     (folder / "serve.sh").write_text(_script(option, line, replicas), encoding="utf-8")
     if option.hardware.pools:
-        return  # which proxy stands before them, nobody has said
+        return  # the proxy in front of pools is not known
     _save_servers(shlex.split(line), plan.question.command, option, replicas, folder)
 
 
 def _save_profile(profile: Profile, model: str, folder: Path) -> None:
-    """Write a profile, and beside it the model's config.json: the folder may be moved."""
+    """Write a profile with the model's config.json beside it, so that the folder can be moved."""
     fields, config = profile.to_dict(), Path(profile.model)
     if config.suffix == ".json":
         quantization = config.with_name(config.name.replace(_CONFIG, _QUANTIZATION))
         given = load_mapping(config, ConfigError)
         named = given if "source" in given else {**given, "_name_or_path": model}
-        write_json(named, folder / f"{_MODEL}{_CONFIG}")  # a shape, with its source, has a name
+        write_json(named, folder / f"{_MODEL}{_CONFIG}")  # a shape with a source has a name
         if quantization.is_file():
             shutil.copyfile(quantization, folder / f"{_MODEL}{_QUANTIZATION}")
         fields = _renamed(fields, profile.model, _MODEL + _CONFIG)
@@ -120,7 +120,7 @@ def _save_servers(
 
 
 def _mount(needed: list[Path], services: list[Any], pod: dict[str, Any]) -> None:
-    """Let servers read folders and files where they are."""
+    """Mount the folders and files that servers read, at the same paths."""
     [server] = pod["containers"]
     for number, path in enumerate(needed):
         for service in services:
@@ -132,9 +132,9 @@ def _mount(needed: list[Path], services: list[Any], pod: dict[str, Any]) -> None
 
 
 def _day_experiment(plan: Plan) -> Experiment | None:
-    """Return the autoscaled service on the day that was asked; None if there is none.
+    """Return the experiment of the autoscaled service on the day; None if there is none.
 
-    Nor is there of ranks, and of units of pools, which are scaled each by itself.
+    There is none for ranks, nor for units of pools, which scale separately.
     """
     day, told = plan.question.day, plan.advice.day
     if day is None or told is None:
@@ -162,7 +162,7 @@ def _day_experiment(plan: Plan) -> Experiment | None:
 
 
 def commented(experiment: Experiment, about: str, folder: Path) -> str:
-    """Return an experiment as the text of a YAML file in a folder, a comment above each field."""
+    """Return an experiment as YAML for a file in a folder, with a comment above each field."""
     parts = [f"{_MARK}# {about}\n"]
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False
@@ -199,7 +199,7 @@ def _composed(values: dict[str, Any], number: int, maker: str) -> Any:
     gpus = [str(each) for each in range(number * size, (number + 1) * size)]
     own = {"$ports": f"{_PORT + number}:{_PORT}", "$gpus": gpus}
     service = with_values({**_TEXTS["compose"], **_TEXTS[maker]}, {**values, **own})
-    if maker == "amd":  # whose containers see all of a machine
+    if maker == "amd":  # its containers see all GPUs of a machine
         service["environment"]["HIP_VISIBLE_DEVICES"] = ",".join(gpus)
     return service
 

@@ -1,4 +1,4 @@
-"""Flags whose values are objects: what they say of drafts, and of KV blocks in host memory."""
+"""Flags whose values are objects: settings of speculation, and of KV blocks in host memory."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ _MOST_BYTES = _GIB << 20
 
 
 def take_object(flags: dict[str, str], name: str, more: dict[str, str]) -> dict[str, Any] | None:
-    """Take what a flag and its dotted form (``--name.field value``) say; None if neither is there.
+    """Take the object of a flag and its dotted forms (``--name.field value``); None without them.
 
     Args:
-        more: Fields that have flags of their own, by the name of these.
+        more: Fields that have flags of their own, by the flag's name.
     """
     text = flags.pop(name, None)
     dotted = {key: flags.pop(key) for key in list(flags) if key.startswith(f"{name}.")}
@@ -40,15 +40,15 @@ def take_object(flags: dict[str, str], name: str, more: dict[str, str]) -> dict[
                 raise ConfigError(f"--vllm: --{key} {value:.80}: {each} is no object")
         try:
             place[last] = parse_json(value)
-        except UnreadableError:  # then vLLM, too, takes it for text
+        except UnreadableError:  # vLLM then takes it as text, too
             place[last] = value
     return found
 
 
 def take_offload(flags: dict[str, str]) -> dict[str, Any] | None:
-    """Take what is said of KV blocks in host memory, as ``kv_offload``; None if nothing.
+    """Take the flags of KV blocks in host memory, as ``kv_offload``; None without them.
 
-    A ConfigError if KV entries go elsewhere, or there by other rules than are simulated.
+    Raises a ConfigError if KV entries go elsewhere, or by rules that are not simulated.
 
     References:
         vLLM 0.33.0 ``config/vllm.py _post_init_kv_transfer_config``, ``v1/kv_offload/cpu/spec.py``.
@@ -92,7 +92,7 @@ def take_offload(flags: dict[str, str]) -> dict[str, Any] | None:
 
 
 def offload_note(offload: dict[str, Any]) -> str:
-    """Return what is taken for granted of that host memory."""
+    """Return the assumptions on that host memory."""
     rate = OffloadConfig(**offload).bandwidth_gb_s
     return f"KV blocks in {offload['gib']:g} GiB of host memory come back at {rate:g} GB/s"
 
@@ -116,7 +116,7 @@ _SHORTCUTS = {
 
 
 def vllm_drafts(flags: dict[str, str], target: str) -> dict[str, Any] | None:
-    """Take what vLLM's flags say of drafts; None if nothing is drafted."""
+    """Take vLLM's flags of speculation; None if nothing is drafted."""
     name = "speculative-config"
     text = flags.get(name, "")
     found = take_object(flags, name, _SHORTCUTS)
@@ -147,7 +147,7 @@ def vllm_drafts(flags: dict[str, str], target: str) -> dict[str, Any] | None:
 
 
 def sglang_drafts(flags: dict[str, str]) -> dict[str, Any] | None:
-    """Take what SGLang's flags say of drafts, in vLLM's words; None if nothing is drafted."""
+    """Take SGLang's flags of speculation, in vLLM's fields; None if nothing is drafted."""
     given = {name: flags.pop(name) for name in FLAGS["drafts_of_sglang"] if name in flags}
     if not given:
         return None
@@ -167,20 +167,20 @@ def sglang_drafts(flags: dict[str, str]) -> dict[str, Any] | None:
         )
     drafts: dict[str, Any] = {"method": _ALGORITHMS[algorithm.upper()]}
     steps, tokens = (given.get(f"speculative-num-{n}") for n in ("steps", "draft-tokens"))
-    for text, less in ((steps, 0), (tokens, 1)):  # the draft tokens count the verified one
+    for text, less in ((steps, 0), (tokens, 1)):  # SGLang's draft tokens include the verified one
         if text is not None and "num_speculative_tokens" not in drafts:
             if not text.isdecimal() or int(text) <= less:
                 raise ConfigError(f"--sglang: {text} draft tokens: should be a number")
             drafts["num_speculative_tokens"] = int(text) - less
     if "speculative-draft-model-path" in given:
         drafts["model"] = given["speculative-draft-model-path"]
-    elif drafts["method"] == "eagle":  # which drafts with the target's own layers, then
+    elif drafts["method"] == "eagle":  # which then drafts with the target's own layers
         drafts["method"] = "mtp"
     return drafts
 
 
 def _name_method(drafts: dict[str, Any], target: str) -> None:
-    """Put vLLM's name of the method, which it knows by older ones, too, and by the drafter's name.
+    """Set vLLM's name of the method, which may be given by an older or the drafter's name.
 
     References:
         vLLM 0.32.0 ``config/speculative.py SpeculativeConfig.__post_init__``.
@@ -195,12 +195,12 @@ def _name_method(drafts: dict[str, Any], target: str) -> None:
         if method.endswith("_mtp"):
             drafts["method"] = "mtp"
         if method in ("ngram", "[ngram]"):
-            drafts["method"] = "ngram_gpu"  # what it is on a GPU
-            drafts.pop("model", None)  # of which vLLM makes nothing but the method
+            drafts["method"] = "ngram_gpu"  # the method's name on a GPU
+            drafts.pop("model", None)  # vLLM uses it for the method alone
 
 
 def unknown_fields(speculation: dict[str, Any]) -> list[str]:
-    """Return what vLLM knows of a drafter and the simulation does not."""
+    """Return the drafter's fields that vLLM has and the simulation lacks."""
     if "method" not in speculation:
         return []
     known = PROPOSERS.find(speculation["method"]).model_fields
@@ -208,7 +208,7 @@ def unknown_fields(speculation: dict[str, Any]) -> list[str]:
 
 
 def sglang_speculation(drafts: dict[str, Any] | None) -> list[str]:
-    """Return the words of SGLang's command line that say some drafts."""
+    """Return the words of SGLang's command line for some speculation."""
     if drafts is None:
         return []
     names = {method: name for name, method in _ALGORITHMS.items()}

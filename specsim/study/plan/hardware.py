@@ -1,6 +1,6 @@
-"""Hardware: in which sizes a GPU could hold the model of a plan, and what steps cost there.
+"""Hardware: the sizes in which a GPU can hold the model of a plan, and step times there.
 
-By a profile that is shipped, else composed from kernel tables, else by the roofline.
+Step times are of a shipped profile, else composed from kernel tables, else of the roofline.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from specsim.study.capacity.choices import roofline_with
 from specsim.study.plan.names import config_of
 from specsim.study.plan.question import Question
 
-PROFILE_FILE = "profile.yaml"  # where one that is not shipped is written, beside the experiment
+PROFILE_FILE = "profile.yaml"  # file for a profile that is not shipped, beside the experiment
 LOOKUPS = ("ngram", "suffix")  # drafters without a model
 _SIZES = (1, 2, 4, 8)
 
 
 class _Split(NamedTuple):
-    """How the GPUs of a server hold a model, of which most have kernel tables alone."""
+    """How the GPUs of a server divide a model; most ways have kernel tables only."""
 
     size: int  # of tensor parallelism
     ranks: int
@@ -36,18 +36,18 @@ class _Split(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether profiles are shipped of servers like it, or the roofline may stand in."""
+        """Whether such servers have shipped profiles, or may use the roofline."""
         return self[1:] == (1, 1, 1, False, "bfloat16")
 
     @property
     def suffix(self) -> str:
-        """What it adds to the name of a GPU."""
+        """Suffix to the name of a GPU."""
         parts = {"tp": self.size, "pp": self.stages, "dp": self.ranks, "dcp": self.shares}
         return "".join(f"-{short}{count}" for short, count in parts.items() if count > 1)
 
     @property
     def words(self) -> str:
-        """What sets it apart, as the end of a phrase."""
+        """Its difference from a plain server, as the end of a phrase."""
         parts = {
             f" for {self.ranks} data-parallel ranks": self.ranks > 1,
             f" in {self.stages} stages": self.stages > 1,
@@ -60,9 +60,9 @@ class _Split(NamedTuple):
 def hardware_of(
     question: Question, gpu: str, left_out: list[str]
 ) -> Iterator[tuple[Hardware, str]]:
-    """Yield a GPU in the wanted size, or in all of which there are profiles, and their names.
+    """Yield a GPU in the wanted size, or in all sizes with profiles; with the profiles' names.
 
-    A KV cache in 8 bits is composed; where that cannot be, it is counted in 16.
+    An 8-bit KV cache is composed; if that is impossible, it counts as 16-bit.
     """
     kv_dtype = question.command.kv_dtype
     if kv_dtype == "auto":
@@ -76,7 +76,7 @@ def hardware_of(
             yield from found
             return
         whole = [*_of_cache(question, gpu, "bfloat16", left_out)]
-        if whole:  # else what is said of it holds for both
+        if whole:  # otherwise the note is about both
             left_out += [f"{each}; its KV cache is counted in 16 bits" for each in why_not]
         yield from whole
         return
@@ -106,7 +106,7 @@ def _of_cache(
     for split, name in known.items():
         yield Hardware(gpu + split.suffix, load_profile(name)), name
     dtype = question.weights or load_model(model).quantization
-    failed: dict[str, tuple[_Split, SpecsimError]] = {}  # by reason, the largest
+    failed: dict[str, tuple[_Split, SpecsimError]] = {}  # the largest, by reason
     for split in splits:
         if known and split.is_plain:
             continue
@@ -119,10 +119,10 @@ def _of_cache(
                     raise
                 profile = _roofline(model, gpu, split.size, share)
             yield Hardware(gpu + split.suffix, profile, ranks=ranks), PROFILE_FILE
-            failed.clear()  # as it would of fewer GPUs
+            failed.clear()  # fewer GPUs would fail alike
         except SpecsimError as error:
             failed[str(error).splitlines()[0]] = split, error
-    if failed:  # what is said of the most GPUs holds for fewer
+    if failed:  # the reason for most GPUs holds for fewer
         why, (split, last) = failed.popitem()
         label, said = gpu + (split.suffix if failed else ""), f" in {dtype}" if dtype else ""
         no_other = "no roofline" if split.is_plain and not dtype else "none can be composed"
@@ -134,7 +134,7 @@ def _of_cache(
 
 
 def _fewer_gpus(split: _Split) -> str:
-    """Return, as the end of a message, what to ask where no kernels of so many GPUs are known."""
+    """Return the end of a message: what to ask for if there are no kernels of so many GPUs."""
     flags = {
         "--data-parallel-size": split.ranks,
         "--tensor-parallel-size": split.size,
@@ -155,7 +155,7 @@ def _spreads_heads(model: str, size: int) -> bool:
 
 
 def measured_alike(profile: Profile) -> str:
-    """Return which GPUs of the same name and more have a profile of the model, in words."""
+    """Return text on GPUs with similar names that have a profile of the model."""
     names = resource_names("profiles", f"{profile.gpu}-*/{profile.model}*.yaml")
     alike = dict.fromkeys(name.partition("/")[0] for name in names)
     return f" (there is one for {', '.join(alike)}: --gpus)" if alike else ""
@@ -163,7 +163,7 @@ def measured_alike(profile: Profile) -> str:
 
 @cache
 def _composed(model: str, gpu: str, dtype: str, split: _Split, share: float) -> Profile:
-    """Return a profile of kernel tables, where they are installed, as those shipped are."""
+    """Return a profile composed from installed kernel tables, as shipped ones are."""
     options = TableOptions(
         *(model, gpu, _heads(model)),
         tensor_parallel_size=split.size,
@@ -179,7 +179,7 @@ def _composed(model: str, gpu: str, dtype: str, split: _Split, share: float) -> 
 
 
 def _heads(model: str) -> dict[str, str]:
-    """Return the shapes that are known of heads of a model, and its own MTP layers."""
+    """Return the shapes of known heads of a model, and its own MTP layers."""
     names = {"eagle3": f"eagle3-{model}", "mtp": f"mtp-{model}"}
     names |= {"mtp": f"{model}-mtp"} if find_resource("profiles", f"{model}-mtp.json") else {}
     heads = {m: h for m, h in names.items() if find_resource("profiles", f"{h}.json") is not None}

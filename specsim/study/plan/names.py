@@ -1,10 +1,10 @@
-"""Names: which shape, or config.json, the name of a model means, and which preset is nearest to it.
+"""Names: the shape, or config.json, of a model's name, and the nearest acceptance preset.
 
-A config.json is that of a folder, or one of those that lie in aiconfigurator-core, where that is
-installed. A preset of another kind of drafter is never taken where there is one of the same: text
-finds what lookups do, and a drafter that proposes a block at once is not one that goes token by
-token. Of the same kind, one of the model's family and drafter comes first, on whatever data;
-without one, the data set says more than the drafter or the family.
+A config.json is that of a folder, or one in aiconfigurator-core, if that is installed. A preset of
+another kind of drafter is not used if there is one of the same kind: text determines what lookups
+find, and a drafter that proposes a block at once differs from one that goes token by token. Of the
+same kind, a preset of the model's family and drafter comes first, on any data; without one, the
+data set counts more than drafter or family.
 """
 
 import re
@@ -23,26 +23,23 @@ from specsim.hardware.specs import key_of, known_model, model_names, of_longest
 from specsim.profile.kernel_tables import published_configs
 
 NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
-_SAME_VOCABULARY = 0.01  # tokens that a fine-tune adds change no step time that is seen
+_SAME_VOCABULARY = 0.01  # tokens that a fine-tune adds change no step time visibly
 _NO_SHAPE = {"name", "max_position_embeddings", "vocab_size", "quantization", "kv_cache_dtype"}
-_NO_SHAPE |= {
-    "source",
-    "num_nextn_predict_layers",
-    "has_usual_mtp_layers",
-}  # which no shape here tells
+_NO_SHAPE |= {"source", "num_nextn_predict_layers", "has_usual_mtp_layers"}  # shapes here lack them
 HOW_STORED = re.compile(
     r"(?<![a-z\d])(bf16|fp8|awq|gptq|int4|int8|w4a16|w8a16|w4a8|w8a8|nvfp4|nvfp4a16|mxfp4|mxfp8|fp4|gguf|bnb|"
     r"exl2|exl3|hqq|[2-8]bits?)(?![a-z\d])"
 )
-"""Words of a name that say how weights are stored."""
+"""Words in a name for the storage of weights."""
 _OF_A_TUNE = re.compile(r"instruct|thinking|base|chat|it|hf|bf16|exp|preview|dynamic|block|\d{4}")
-"""Words of a name that leave the shape as it is: how a model was trained, and when."""
+"""Words in a name that do not change the shape: how and when a model was trained."""
 
 
 def model_of(name: str) -> str:
-    """Return the shape of a model in ``profiles/``, or the path of another one's config.json.
+    """Return the shape of a model in ``profiles/``, or the path of its config.json.
 
-    If there is none, a ConfigError with the nearest; and if it is a head, which serves nobody.
+    Raises a ConfigError with the nearest name if there is none, or if it is a head, which serves
+    nothing.
     """
     words = set() if _own_config(name) else {*key_of(name).split("-")}
     if kinds := words & {*NAMES["no_text"]}:
@@ -88,13 +85,13 @@ def weights_of(name: str, named: str | None) -> str | None:
     """Return how a model's weights are stored, if not as in its shape; else None.
 
     Args:
-        named: What the command says of it, or the model's name.
+        named: The storage in the command, or the model's name.
     """
     if named and _is_stored_otherwise(name):
         return named
     known = None if _own_config(name) else known_model(name)
     if named and known and (load_model(known).quantization or "").startswith(named):
-        return None  # whose shape says more of it
+        return None  # its shape says more about it
     if (found := _fine_tune(name)) is not None:
         own, known = (load_model(each).quantization for each in found)
         return named if own == known else own or named
@@ -103,7 +100,7 @@ def weights_of(name: str, named: str | None) -> str | None:
 
 
 def context_of(name: str) -> dict[str, Any]:
-    """Return the engine's limit of a fine-tune; nothing of other models."""
+    """Return the engine's length limit of a fine-tune; empty for other models."""
     if (found := _fine_tune(name)) is not None:
         return {"max_model_len": load_model(found[0]).max_position_embeddings}
     longest = of_longest(NAMES["contexts"], key_of(name))
@@ -111,9 +108,9 @@ def context_of(name: str) -> dict[str, Any]:
 
 
 def own_drafter(name: str) -> tuple[int, str | None]:
-    """Return how many layers a model has to draft with, and why they cannot be planned.
+    """Return the number of a model's own draft layers, and why they cannot be planned if so.
 
-    One and nothing of a shape in ``profiles/``: what drafts for that is there, too.
+    (1, None) for a shape in ``profiles/``, whose drafters are there, too.
     """
     if (config := config_of(name)) is None:
         return 1, None
@@ -124,7 +121,7 @@ def own_drafter(name: str) -> tuple[int, str | None]:
 
 
 def shape_note(name: str) -> str | None:
-    """Return what is assumed of a fine-tune, or of a config.json that is not the user's."""
+    """Return the assumption on a fine-tune, or on a config.json from elsewhere."""
     if (found := _fine_tune(name)) is not None:
         return f"step times and drafters of {found[1]}, whose shape {name} has"
     config = _published(name)
@@ -132,9 +129,9 @@ def shape_note(name: str) -> str | None:
 
 
 def config_of(name: str) -> str | None:
-    """Return the config.json of a model that is a folder, or of one without a shape in profiles/.
+    """Return the config.json of a folder, or of a model without a shape in profiles/.
 
-    Also a name of which the config.json is known here.
+    This includes names whose config.json is known here.
     """
     named = known_model(name)
     is_named = named is not None and find_resource("profiles", f"{named}.json") is None
@@ -147,9 +144,9 @@ def _own_config(name: str) -> str | None:
 
 
 def _published(name: str) -> str | None:
-    """Return the config.json in aiconfigurator-core of a name that has no shape here, if any.
+    """Return the config.json in aiconfigurator-core of a name without a shape here, if any.
 
-    Also of one that is known by name, if the name says how its weights are stored, part by part.
+    This includes known models, if the name says how parts of their weights are stored.
     """
     if _own_config(name) or name.startswith((".", "/", "~")):
         return None
@@ -159,13 +156,13 @@ def _published(name: str) -> str | None:
     if known and (stored == key or find_resource("profiles", f"{known}.json")):
         return None
     found = configs.get(key) or (None if known else configs.get(stored))
-    if found is None and not known and HOW_STORED.search(key_of(name)):  # another storage's shape
+    if found is None and not known and HOW_STORED.search(key_of(name)):  # stored otherwise
         found = {_without_storage(each): path for each, path in configs.items()}.get(stored)
     return None if found is None else str(found)
 
 
 def _is_stored_otherwise(name: str) -> bool:
-    """Whether the config.json that a name leads to, if any, is of the model stored otherwise."""
+    """Whether the config.json of a name, if any, is of the model in another storage."""
     if _own_config(name) or _published(name) is None:
         return False
     own = {_untuned(key) for key in published_configs()}
@@ -181,7 +178,7 @@ def _untuned(key: str) -> str:
 
 
 def _fine_tune(name: str) -> tuple[str, str] | None:
-    """Return config.json and the known shape of a folder that has one; else None."""
+    """Return config.json and known shape of a fine-tune in a folder; None for other folders."""
     config = config_of(name)
     known = config and _known_shape(config)
     return (config, known) if config and known else None
@@ -189,7 +186,7 @@ def _fine_tune(name: str) -> tuple[str, str] | None:
 
 @cache
 def _known_shape(config: str) -> str | None:
-    """Return the name in ``profiles/`` of the model that a fine-tune was made of, by its shape."""
+    """Return the name in ``profiles/`` of a fine-tune's base model, by its shape."""
     own = load_model(config)
     names = [n for n in resource_names("profiles", "*.json") if _is_like(own, load_model(n))]
     return names[0] if names else None
@@ -205,25 +202,25 @@ def _is_like(own: ModelShape, known: ModelShape) -> bool:
 
 _KINDS: dict[str, list[str]] = NAMES["drafters"]
 _ALIKE: dict[str, str] = NAMES["alike"]
-_SAME, _VERSION, _FAMILY, _OTHER = range(4)  # how near models are
+_SAME, _VERSION, _FAMILY, _OTHER = range(4)  # distance between models
 
 
 class Wanted(NamedTuple):
-    """What a preset is sought for."""
+    """What a preset is needed for."""
 
     method: str
     model: str
-    family: str  # a name that begins with that of the family, and its version
-    dataset: str  # the one that the requests are of, or the nearest to them
-    is_own: bool  # whether they are of it
+    family: str  # prefix of a name: family and version
+    dataset: str  # data set of the requests, or the nearest one
+    is_own: bool  # whether the requests are of it
 
     @classmethod
     def of(cls, method: str, model: str, dataset: str, is_own: bool) -> "Wanted":
-        """Return it for a shape in ``profiles/``, or the config.json of a folder.
+        """Return the wanted preset for a shape in ``profiles/``, or a folder's config.json.
 
-        Folders have whatever name; which family it is, the config says.
+        The family of a folder is taken from its config, since its name may be anything.
         """
-        method = "ngram" if method == "ngram_gpu" else method  # whose drafts are nearly the same
+        method = "ngram" if method == "ngram_gpu" else method  # its drafts are almost the same
         if not model.endswith(".json"):
             return cls(method, model, model, dataset, is_own)
         kind = str(load_mapping(Path(model), ProfileError).get("model_type"))
@@ -231,7 +228,7 @@ class Wanted(NamedTuple):
         return cls(method, Path(model).parent.name.lower(), kind, dataset, is_own)
 
     def nearest(self) -> tuple[str, str]:
-        """Return the name of a preset, and in words what it was fitted to instead."""
+        """Return the name of a preset, and text on what else it was fitted to."""
         name = min(preset_names(), key=self._distance)
         model, method, dataset = name.split("/")
         other = [f"drafts of {method}"] if method != self.method else []
@@ -249,7 +246,7 @@ class Wanted(NamedTuple):
         drafter = (method != self.method) + (_line_of(method) != _line_of(self.method))
         is_alike = _ALIKE.get(dataset) in (self.dataset, "all")
         family, data = self._from_model(model), 0 if dataset == self.dataset else 2 - is_alike
-        # Of what differs in nothing else: what was measured as the model is served by default.
+        # Otherwise equal: first what was measured with the model's default serving.
         last = (len(dataset), -len(model))
         if family != _OTHER and _line_of(method) == _line_of(self.method):
             return (kind, 0, family, drafter, data, *last)
@@ -265,7 +262,7 @@ class Wanted(NamedTuple):
 
 
 def _family_of(name: str) -> tuple[str, str]:
-    """Return the letters that a name begins with and the number after them."""
+    """Return the letters at the beginning of a name, and the number after them."""
     found = re.match(r"([a-z]+)[^\d]*([\d.]*)", name)
     return (found[1], found[2]) if found else (name, "")
 
@@ -275,5 +272,5 @@ def _kind_of(method: str) -> str:
 
 
 def _line_of(method: str) -> str:
-    """Return a drafter with all that were made of it: EAGLE-3 is EAGLE."""
+    """Return the base of a drafter and its successors: EAGLE for EAGLE-3."""
     return "eagle" if method.startswith("eagle") else method

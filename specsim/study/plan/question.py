@@ -1,7 +1,7 @@
-"""Question: what a plan is asked, and what its words mean.
+"""Question: what a plan is asked, and the meaning of its words.
 
-Traffic is known by a kind, a data set, a trace or an experiment, and acceptance by the preset that
-is nearest to it and to the model.
+Traffic is a kind, a data set, a trace or an experiment; acceptance is the preset nearest to it and
+to the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,38 +31,38 @@ from specsim.workload.trace import Trace, mean_rate, spread
 KINDS: dict[str, str] = NAMES["kinds"]
 _PRESETS: dict[str, str] = NAMES["presets"]
 _SAMPLE = 20_000
-USUAL = 0.99  # share of the requests that must keep the limits, if nothing is said
+USUAL = 0.99  # default share of the requests that must keep the limits
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of a kind, at whatever rate."""
+    """Requests of some kind, at any rate."""
 
     name: str
     workload: dict[str, Any]  # as in an experiment, without ``num_requests``; the rate is replaced
-    dataset: str  # the one of `_PRESETS` that is like it, or nearest by its lengths
-    note: str  # what is assumed
-    longest: int  # tokens of the longest of some requests, prompt and answer
-    acceptance: dict[str, Any] | None = None  # where an experiment says it
-    turns: float = 1.0  # requests of a session, in the mean
-    mean_lens: tuple[float, float] = (0.0, 0.0)  # tokens of a prompt and of an answer
-    num_rows: int | None = None  # of a recording that is replayed, each row once
+    dataset: str  # the most similar one in `_PRESETS`, or the nearest by lengths
+    note: str  # the assumption made
+    longest: int  # tokens (prompt and answer) of the longest of some requests
+    acceptance: dict[str, Any] | None = None  # if an experiment gives it
+    turns: float = 1.0  # mean requests per session
+    mean_lens: tuple[float, float] = (0.0, 0.0)  # tokens of a prompt, of an answer
+    num_rows: int | None = None  # rows of a replayed trace, each used once
     method: str | None = None
-    """Whose drafts `acceptance` is of, where the experiment says it; None: of any."""
+    """Method that `acceptance` is for, if the experiment says it; None: any."""
 
     def at(self, rate: float, num_requests: int) -> dict[str, Any]:
-        """Return a workload at a rate, requests/s."""
+        """Return the workload at a rate, requests/s."""
         arrivals = {**self.workload["arrivals"], "rate": rate / self.turns}
         arrivals.pop("time_scale", None)
         return {**self.workload, "arrivals": arrivals, "num_requests": num_requests}
 
     def share_beyond(self, limit: int) -> float:
-        """Return the share of the requests that have more tokens, prompt and answer."""
+        """Return the share of the requests with more tokens, prompt and answer."""
         trace = _drawn(self.workload)
         return float((trace.prompt_lens + trace.output_lens > limit).mean())
 
     def acceptance_for(self, method: str, model: str) -> tuple[dict[str, Any], str]:
-        """Return an acceptance model for drafts of a method, and how near it is."""
+        """Return an acceptance model for drafts of a method, and text on how near it is."""
         if self.acceptance is not None and self.method in (None, method):
             return self.acceptance, "as given"
         lengths = self.workload.get("lengths") or {}
@@ -84,41 +84,41 @@ class Question:
     attainment: float = USUAL
     seed: int = 0
     limit_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share of the requests that must keep a limit, in place of `attainment` jointly."""
-    spare_servers: int = 0  # beyond those that the rate takes
-    day: Day | None = None  # in whose highest load `rate` is asked
-    pools: bool = False  # whether to look at prefill and decode on GPUs of their own, too
+    """Share of the requests that must keep a limit, by limit, in place of `attainment`."""
+    spare_servers: int = 0  # in addition to those that the rate needs
+    day: Day | None = None  # with `rate` as its highest load
+    pools: bool = False  # whether to try separate GPUs for prefill and decode
     api_price: tuple[float, float] | None = None  # per million prompt and output tokens
 
     @property
     def model(self) -> str:
-        """Name of its shape in ``profiles/``, or the path of its config.json."""
+        """Name of the model's shape in ``profiles/``, or path of its config.json."""
         return model_of(self.command.model)
 
     @property
     def weights(self) -> str | None:
-        """How its weights are stored, if not as in that shape."""
+        """How the weights are stored, if not as in that shape."""
         kind = weights_of(self.command.model, self.command.weights)
         is_published = kind == "bfloat16" and load_model(self.model).quantization is None
         return None if is_published else kind
 
     @property
     def ranks(self) -> int:
-        """How many data-parallel ranks of a server share its experts; 1 where there are none."""
+        """Number of data-parallel ranks of a server that share experts; 1 without."""
         if self.command.ranks == 1 or self.command.program != "vllm":
             return 1
         return self.command.ranks if load_model(self.model).num_experts else 1
 
     @property
     def longest_served(self) -> int:
-        """Tokens of the longest request that the server takes, prompt and answer."""
+        """Tokens (prompt and answer) of the longest request that the server accepts."""
         own = context_of(self.command.model) | self.command.engine
-        limit: int = own.get("max_model_len", -1)  # -1 of auto
+        limit: int = own.get("max_model_len", -1)  # auto is -1
         return limit if limit > 0 else load_model(self.model).max_position_embeddings
 
     @property
     def notes(self) -> list[str]:
-        """Which flags have no effect here, or another than on a server."""
+        """Flags that have no effect here, or another than on a server."""
         ranks = self.ranks
         said = {
             "--data-parallel-size: left out, for how many replicas is the answer; its ranks share "
@@ -141,7 +141,7 @@ class Question:
         return [*found, *self._limit_of_drafter(), *self.command.notes]
 
     def _limit_of_drafter(self) -> list[str]:
-        """Say if vLLM serves only shorter requests beside the draft model that the command names.
+        """Return a note if vLLM accepts only shorter requests with the command's draft model.
 
         References:
             vLLM 0.33.0 ``config/vllm.py _limit_max_model_len_to_draft``.
@@ -151,7 +151,7 @@ class Question:
             return []
         try:
             drafter = load_model(model_of(str(drafts.get("model"))))
-        except ConfigError:  # nothing is known of it
+        except ConfigError:  # the draft model is unknown
             return []
         if self.longest_served <= drafter.max_position_embeddings:
             return []
@@ -162,7 +162,7 @@ class Question:
 
     @property
     def shares_as_options(self) -> str:
-        """What ``specsim capacity`` is told besides the experiment: which shares keep limits."""
+        """Options of ``specsim capacity`` for the shares of requests that must keep limits."""
         own = {n: f"p{100 * share:.10g}<" for n, share in self.limit_shares.items()}
         limits = self.slo.model_dump(exclude_none=True).items()
         each = ",".join(f"{n.removesuffix('_ms')}:{own.get(n, '')}{ms:.10g}" for n, ms in limits)
@@ -170,7 +170,7 @@ class Question:
         return said + (f" --attainment {self.attainment:.10g}" if self.attainment != USUAL else "")
 
     def spreads_experts(self, size: int) -> bool:
-        """Whether each of some GPUs has experts of its own, not a part of each."""
+        """Whether the GPUs divide the experts among them, instead of dividing each expert."""
         is_asked = self.command.engine.get("enable_expert_parallel", False)
         return size * self.ranks > 1 and is_asked and load_model(self.model).num_experts > 0
 
@@ -192,17 +192,18 @@ def question_of(
     api_price: str | None = None,
     seed: int = 0,
 ) -> Question:
-    """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
+    """Return the question of a plan; a ConfigError if a part is wrong, or is not simulated.
 
     Args:
         vllm, sglang: The command line of the server, one of the two.
         traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
         qps: Requests per second of the whole service; by default 10.
-        daily: Or those of each hour of a day, such as ``0:20,8:100,18:60``, or a table of them.
-        acceptance: In short form, or a file that has one, in place of the nearest preset.
-        redundancy: ``n+1`` for one server beyond those that the rate takes.
-        pools: Whether to look at prefill and decode on GPUs of their own, too.
-        api_price: Of an API to compare with, per million prompt and output tokens: ``0.6,1.2``.
+        daily: In place of it the rates of a day, such as ``0:20,8:100,18:60``, or a table of them.
+        acceptance: In short form, or a file with one, in place of the nearest preset.
+        redundancy: ``n+1`` for one server more than the rate needs.
+        pools: Whether to try separate GPUs for prefill and decode.
+        api_price: Prices of an API to compare with, per million prompt and output tokens:
+            ``0.6,1.2``.
     """
     if pools and sglang is not None:
         raise ConfigError("--pools: is of vLLM's transfers; leave it out with --sglang")
@@ -238,7 +239,7 @@ def question_of(
 
 
 def _rate_of(qps: float | str | None, day: Day | None) -> float:
-    """Return the requests per second to be served, of a day the most."""
+    """Return the rate to serve, requests per second; for a day its highest."""
     if day is not None:
         if qps is not None:
             raise ConfigError("give either --qps or --daily, whose highest load is served")
@@ -265,7 +266,7 @@ def _api_price_of(text: str) -> tuple[float, float]:
 def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     """Return the traffic of ``agents``, one of `KINDS`, a data set, a trace, or an experiment.
 
-    With `acceptance`, as in `plan`, in place of the nearest preset. A SpecsimError if there is no
+    `acceptance`, as in `plan`, replaces the nearest preset. Raises a SpecsimError if there is no
     such traffic, or its rate cannot be varied.
     """
     given = None if acceptance is None else _given_acceptance(acceptance)
@@ -297,7 +298,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     _check_adapters(path.name, trace)
     kind = "trace"
     if arrivals["kind"] == "poisson" and len(trace) < _SAMPLE:
-        kind = "empirical"  # rows are drawn again, their lengths alone
+        kind = "empirical"  # draws rows again, for their lengths alone
         columns = {"sessions": trace.sessions, "shared prefixes": trace.prefix_ids}
         lost = [name for name, column in columns.items() if column is not None]
         note += f", without its {' and '.join(lost)}" if lost else ""
@@ -312,7 +313,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
 
 
 def _given_acceptance(text: str) -> dict[str, Any]:
-    """Return an acceptance model in short form, or the one of a file."""
+    """Return an acceptance model from its short form or a file."""
     source = f"--acceptance {text}"
     if number_in(text) is not None:
         raise ConfigError(
@@ -381,7 +382,7 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
 
 
 def _method_of(data: dict[str, Any]) -> str | None:
-    """Return the drafting method of an experiment, as it was written; None if it has none."""
+    """Return the drafting method of an experiment, as written; None if it has none."""
     engine = data.get("engine")
     proposer = engine.get("speculative_config") if isinstance(engine, dict) else None
     if isinstance(proposer, str):
@@ -399,7 +400,7 @@ def _drawn(workload: dict[str, Any]) -> Trace:
 
 
 def _nearest_dataset(name: str, trace: Trace) -> str:
-    """Return the data set with a preset that is the traffic's, or nearest to its mean lengths."""
+    """Return the data set with a preset that the traffic has, or that has the nearest lengths."""
     if name in _PRESETS:
         return name
     means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))

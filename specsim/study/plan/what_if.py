@@ -1,7 +1,6 @@
-"""What if: what would be rented if load, step times, acceptance or a price were otherwise.
+"""What if: what would be rented if load, step times, acceptance or a price were different.
 
-Of the searches that the answer rests on, and of short runs with acceptance moved: nothing else is
-simulated again.
+It uses the searches behind the answer, and short runs with acceptance moved; no other simulation.
 """
 
 from collections.abc import Callable
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from specsim.study.plan.answer import Plan
 
 MOVED = (-0.1, 0.1)
-"""By how much the chance of each draft token is moved."""
+"""Changes of the chance of each draft token."""
 WORTH = 1.5
-"""Times the capacity with which an option would have to compete, to be run with it moved."""
-_LOADS = (0.8, 1.2)  # times the load that was asked
-_NO_FASTER = 1.05  # times as fast is nothing to leave the answer for, at one cost
+"""Factor on its capacity with which an option must compete to be run with acceptance moved."""
+_LOADS = (0.8, 1.2)  # times the target load
+_NO_FASTER = 1.05  # ratio of latencies that is no reason to leave the answer at equal cost
 
 
 class _World(NamedTuple):
     kind: Literal["load", "step times", "acceptance"]
     what: str
-    load: float = 1.0  # times
+    load: float = 1.0  # factor
     sign: int = 0  # of the error of step times
-    moved: float = 0.0  # acceptance
+    moved: float = 0.0  # change of acceptance
 
 
 class _Offer(NamedTuple):
@@ -45,17 +44,14 @@ class _Offer(NamedTuple):
 
 
 def _candidates(plan: "Plan") -> list[str]:
-    """Return what competes: of each hardware, with and without speculation, the searched.
-
-    Of one of which nothing was searched, all that was tried.
-    """
+    """Return, by hardware and drafts or none, the options with long runs, or else all tried."""
     kinds = {name: (option.hardware.label, option.is_off) for name, option in plan.options.items()}
     known = {kinds[name] for name in plan.searched}
     return [name for name, kind in kinds.items() if name in plan.searched or kind not in known]
 
 
 def what_ifs(plan: "Plan") -> list[WhatIf]:
-    """Return what would be rented in each of some worlds."""
+    """Return what would be rented under each assumption."""
     if plan.taken is None:
         return []
     return [_what_if(plan, plan.taken, world) for world in _worlds(plan, plan.taken)]
@@ -104,20 +100,20 @@ def _what_if(plan: "Plan", taken: str, world: _World) -> WhatIf:
 
 
 def _best(offers: list[_Offer], taken: str) -> _Offer:
-    """Return the cheapest; of several the one that is taken now, unless another is faster."""
+    """Return the cheapest offer; of several the current answer, unless another is faster."""
     least = min(offer.cost for offer in offers)
     cheapest = [offer for offer in offers if offer.cost == least]
     fastest = min(cheapest, key=lambda each: (each.latency, each.name))
     for offer in cheapest:
         if offer.name == taken and offer.latency <= _NO_FASTER * fastest.latency:
             return offer
-    # Of equal cost and speed, what vLLM does by itself comes first.
+    # At equal cost and speed, a policy of vLLM's own comes first.
     fast = [each for each in cheapest if each.latency <= _NO_FASTER * fastest.latency]
     return min(fast, key=lambda each: (each.needs_a_policy, each.latency, each.name))
 
 
 def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
-    """Return what an option costs in a world; None if it keeps the limits at no load there."""
+    """Return the cost of an option in a world; None if it keeps the limits at no load there."""
     option, found = plan.options[name], plan.known(name)
     rate, latency_of = _moved(plan, world.moved, name, found)
     if rate is None or found.price is None:
@@ -127,7 +123,7 @@ def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
         slower = exp(world.sign * QUANTILE * found.time_spread)
         rate *= found.rate_if(slower) / found.rate
     servers = found.goal.replicas_for(rate / world.load)
-    assert servers is not None  # of a plan, which has a target rate
+    assert servers is not None  # a plan has a target rate
     gpus = servers * found.hardware.gpus_per_replica
     latency = slower * latency_of(plan.question.rate * world.load / servers)
     return _Offer(gpus * found.price, option.needs_a_policy, latency, name, gpus)
@@ -136,9 +132,9 @@ def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
 def _moved(
     plan: "Plan", change: float, name: str, found: Found
 ) -> tuple[float | None, Callable[[float], float]]:
-    """Return capacity and latency of an option, with acceptance moved as short runs show it.
+    """Return capacity and latency of an option with acceptance moved, by short runs.
 
-    Drafts that are accepted more often lower no capacity: where two runs say so, it is chance.
+    More acceptance does not lower the capacity; where runs say so, it is chance.
     """
     other, short = plan.moved.get(change, {}).get(name), plan.screened.get(name)
     if other is None or short is None or short.rate is None or found.rate is None:
@@ -149,7 +145,7 @@ def _moved(
     rate, both = found.rate * bound(1.0, other.rate / short.rate), (other, short)
 
     def latency_of(load: float) -> float:
-        # What changes is known between loads that both tried, and beyond is as at the nearest.
+        # The change is interpolated between loads that both tried, and constant beyond.
         first, last = zip(
             *((each.probes[0].load, each.probes[-1].load) for each in both), strict=True
         )
@@ -162,8 +158,8 @@ def _moved(
 def slower_from(none: Found, found: Found) -> float | None:
     """Return the requests/s of one server from which on speculation is slower than none.
 
-    Between loads that were tried, the logarithm of the mean latency is taken to be a line; None if
-    it is not slower at any load that both serve within the limits.
+    The log of the mean latency is interpolated between loads; None if speculation is not slower at
+    any load that both serve within the limits.
     """
     tried = [[probe.load for probe in each.probes] for each in (none, found)]
     low, high = max(each[0] for each in tried), min(each[-1] for each in tried)
@@ -176,14 +172,14 @@ def slower_from(none: Found, found: Found) -> float | None:
 
 
 def latency_at(found: Found, load: float) -> float:
-    """Return the mean latency at a load, milliseconds, on lines between logarithms of probes."""
+    """Return the mean latency at a load, ms, interpolated between logarithms of probes."""
     loads = [log(probe.load) for probe in found.probes]
     latencies = [log(probe.latencies_ms["mean_e2el_ms"]) for probe in found.probes]
     return exp(float(np.interp(log(load), loads, latencies)))
 
 
 def other_prices(plan: "Plan") -> list[OtherPrice]:
-    """Return, for each other GPU, the price below which it would cost less than what is rented."""
+    """Return, for each other GPU, the price below which it would cost less than the answer."""
     if plan.taken is None:
         return []
     own = plan.options[plan.taken].hardware.profile.gpu
@@ -213,12 +209,12 @@ def other_prices(plan: "Plan") -> list[OtherPrice]:
 
 
 def day_advice(plan: "Plan") -> DayAdvice | None:
-    """Return what a day costs with fixed, scheduled and autoscaled servers, each the cheapest."""
+    """Return the cost of a day with fixed, scheduled and autoscaled servers, each the cheapest."""
     day = plan.question.day
     if day is None or plan.taken is None:
         return None
     fleets: dict[str, DayFleet] = {}
-    # What is rented for the highest load comes first among equals.
+    # At equal cost, the answer for the highest load comes first.
     names = sorted(_candidates(plan), key=lambda name: name != plan.taken)
     for name in names:
         for fleet in _fleets(plan, day, name):
@@ -240,10 +236,10 @@ def day_advice(plan: "Plan") -> DayAdvice | None:
 
 
 def _kept_in_each(found: Found, load: float, most: int) -> float:
-    """Return the requests in each server at which an autoscaler has one for each such load.
+    """Return the concurrency per server at which an autoscaler has one server per `load`.
 
-    By Little's law; and so few that one server less is not wanted before it could take the load:
-    answers are faster while there are more servers, so that fewer requests are in them.
+    By Little's law, but low enough that removing a server is not wanted before it could take the
+    load: with more servers, answers are faster and fewer requests are in them.
     """
     loads = [load * fewer / (fewer + 1) for fewer in range(1, most)]
     inside = [each * latency_at(found, each) / 1e3 for each in (load, *loads)]

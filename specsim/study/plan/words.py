@@ -1,4 +1,4 @@
-"""Words: what console and page say of a plan's answer."""
+"""Words: the texts that console and page show of a plan's answer."""
 
 from math import inf
 from typing import Any
@@ -81,7 +81,7 @@ def _cost_words(ratio: float) -> str:
 
 
 def title(advice: Advice) -> str:
-    """Return what is asked for, without the limits."""
+    """Return the subject of the question, without the limits."""
     most = "" if advice.day is None else "Up to "
     rate = figures(advice.requests_per_second, 6)
     return f"{most}{rate} requests/s of {advice.traffic} to {advice.model}"
@@ -93,11 +93,11 @@ def asked(advice: Advice) -> str:
 
 
 def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of all choices, in words."""
+    """Return heads and rows of all choices, as text."""
     percentile_of = advice.limits.percentile_of
     limits = [f"{metric_name(name)} {percentile_of(name)}, ms" for name in advice.slo]
     per_million = f"{advice.currency} per 1 M output tokens"
-    if advice.day is not None:  # over the day they cost more
+    if advice.day is not None:  # the table of the day has the costs
         per_million += " at the highest load"
     heads = [
         "GPU", "speculation", "GPUs", f"{advice.currency} per hour", per_million, *limits,
@@ -107,7 +107,7 @@ def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
 
 
 def day_table(advice: Advice) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of what a day costs, in words; no rows where no day was asked."""
+    """Return heads and rows of the costs of a day, as text; no rows without a day."""
     heads = ["servers", "what is rented", "how many", "GPU hours", f"{advice.currency} per day",
              "less than fixed"]  # fmt: skip
     if advice.day is None:
@@ -169,7 +169,7 @@ def _milliseconds(value: float | None) -> str:
 
 
 def notes(advice: Advice) -> list[str]:
-    """Return what the answer hangs on, one sentence each."""
+    """Return what the answer depends on, one sentence each."""
     found = [] if advice.best is None else _on_best(advice, advice.best)
     found += _on_more_servers(advice)
     found += _none_elsewhere(advice)
@@ -202,7 +202,7 @@ def _on_best(advice: Advice, best: Choice) -> list[str]:
 
 
 def _on_more_servers(advice: Advice) -> list[str]:
-    """Return which speculation has more servers than none has, which alone makes answers faster."""
+    """Return the speculation that has more servers than none has, which alone speeds answers up."""
     more = [
         f"{each.place}, {each.speculation}, has "
         f"{each.servers:,} where no speculation has "
@@ -216,9 +216,9 @@ def _on_more_servers(advice: Advice) -> list[str]:
 
 
 def _none_elsewhere(advice: Advice) -> list[str]:
-    """Return where no speculation is cheaper than on the servers of the table, which it is beside.
+    """Return where no speculation is cheaper on other servers than those in its row.
 
-    Without drafts a model may want larger servers, or smaller ones.
+    Without drafts a model may need larger servers, or smaller ones.
     """
     if advice.best is None or advice.best.policy == "off":
         return []
@@ -237,7 +237,7 @@ def _none_elsewhere(advice: Advice) -> list[str]:
 
 
 def _faster_for_little(advice: Advice) -> list[str]:
-    """Return what answers much faster than what is rented, and costs next to nothing more."""
+    """Return options that answer much faster than the chosen one at almost the same cost."""
     own = advice.best
     if own is None or own.cost_per_hour is None or own.mean_latency_ms is None:
         return []
@@ -259,14 +259,14 @@ def _faster_for_little(advice: Advice) -> list[str]:
 
 
 def _on_api(advice: Advice, api: ApiAdvice) -> str:
-    """Return what an API costs for the same load, and at which load it costs as much."""
+    """Return the cost of the same load on an API, and the load at which costs are equal."""
     prices = [figures(each, 6) for each in api.per_million]
     lens = [f"{n:,.0f}" for n in api.mean_lens]
     own, day, rented = advice.best and advice.best.cost_per_hour, "", "what is rented"
     times = api.cost_per_hour / own if own else None
     if advice.day is not None and api.cost_per_day is not None:
         day = f" at the highest load, {api.cost_per_day:,.2f} a day"
-        # An API is paid for the load of each hour, servers for the highest.
+        # An API is paid for each hour's load, servers for the highest.
         least = min(fleet.cost_per_day for fleet in advice.day.fleets)
         times, rented = api.cost_per_day / least, "the cheapest day of servers"
     return (
@@ -285,7 +285,7 @@ def _on_api(advice: Advice, api: ApiAdvice) -> str:
 
 
 def _what_if_notes(advice: Advice) -> list[str]:
-    """Return under which doubts the answer stays, what it is under others, and other prices."""
+    """Return under which assumptions the answer stays or changes, and other prices."""
     best, said = advice.best, []
     gpus = best and best.gpus
     same = [each for each in advice.what_ifs if not each.is_other and each.gpus == gpus]
@@ -329,7 +329,7 @@ def _rented(each: WhatIf, currency: str) -> str:
 
 
 def _cliff(advice: Advice, best: Choice) -> list[str]:
-    """Return how fast the limits are lost beyond the capacity, and up to where they are safe."""
+    """Return how fast the limits are lost beyond the capacity, and the safe load."""
     said = []
     if best.beyond is not None:
         load, share = best.beyond
@@ -384,7 +384,7 @@ def _between(ends: tuple[float, float] | None) -> str:
 
 
 def what_if_rows(advice: Advice) -> list[dict[str, Any]]:
-    """Return the rows of the chart of what would be rented otherwise; the first is the answer."""
+    """Return the rows of the chart of assumptions; the first is the answer."""
     best = advice.best
     if best is None or best.cost_per_hour is None:
         return []
@@ -403,7 +403,7 @@ def what_if_rows(advice: Advice) -> list[dict[str, Any]]:
 
 
 def page_words(advice: Advice) -> dict[str, Any]:
-    """Return what a page shows of the answer."""
+    """Return the texts and numbers that a page shows of the answer."""
     heads, rows = table(advice)
     day_heads, day_rows = day_table(advice)
     return {

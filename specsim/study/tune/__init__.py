@@ -64,10 +64,7 @@ class Tuning:
 
     @property
     def recommended(self) -> dict[str, Any] | None:
-        """The best ``--speculative-config``: the schedule if it beats the best fixed k, or k.
-
-        None if the server should not speculate at all.
-        """
+        """The best ``--speculative-config``, scheduled or with fixed k; None for none."""
         if self.longest and self.check.schedule_pays:
             return self.speculative_config
         best = self.check.best_fixed if self.longest else 0

@@ -19,7 +19,7 @@ class Arrivals(Member):
     kind: str
 
     def expected_count(self, duration: float | None) -> float:
-        """Return about how many requests come within a duration, seconds; 0 if nobody knows."""
+        """Return the expected number of requests in `duration` seconds; 0 if not known."""
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Arrivals: open processes, clients that wait for their answer, and what was recorded."""
+"""Arrivals: open processes, closed-loop clients, and recorded arrivals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ class Gamma(RenewalArrivals):
     burstiness: float = Field(ge=1e-6, le=1e6)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        rate = self.rate * self.burstiness or 5e-324  # the clock refuses what comes so late
+        rate = self.rate * self.burstiness or 5e-324  # so small a rate is refused by the clock
         return rng.gamma(self.burstiness, 1.0 / rate, count)
 
 
@@ -95,7 +95,7 @@ class Piecewise(OpenArrivals):
     kind: Literal["piecewise"] = "piecewise"
     examples = ({"segments": [[40, 1], [40, 16], [40, 48]]},)
     segments: tuple[tuple[PositiveFloat, NonNegativeFloat], ...] = Field(min_length=1)
-    """(seconds, requests per second), one after the other; after the last nothing arrives."""
+    """(seconds, requests per second) of each segment in order; nothing arrives after the last."""
 
     @model_validator(mode="after")
     def _check_rates(self) -> Self:
@@ -141,7 +141,7 @@ class ClosedLoop(Arrivals):
     kind: Literal["closed_loop"] = "closed_loop"
     examples = ({"concurrency": 16, "think_time": 1.0},)
     concurrency: int = Field(gt=0, le=100_000_000)
-    """Clients, and so the largest number of requests in the system."""
+    """Number of clients, and so the most requests in the system."""
     think_time: float = Field(default=0.0, ge=0, le=1e9)
     """Mean time between an answer and the next request of that client, seconds."""
     think_time_shape: Literal["constant", "exponential"] = "constant"
@@ -157,9 +157,10 @@ class ClosedLoop(Arrivals):
 
 
 def _inferred(trace: Trace) -> NDArray[np.int64]:
-    """Return the session of each request; one is continued once, others branch off as new ones.
+    """Return the session of each request; the first continuation continues it, others branch off.
 
-    A piece stands for all before it, so that the last full piece of a prompt tells it.
+    An id stands for a block and all blocks before it, so that the last full block identifies a
+    prompt.
     """
     assert trace.prefix_ids is not None
     sessions: NDArray[np.int64] = np.arange(len(trace))
@@ -188,20 +189,20 @@ class TraceReplay(Arrivals):
     kind: Literal["trace"] = "trace"
     examples = ({"path": "traces/chat.parquet"},)
     path: Path
-    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+    """A workload of any known format; shipped ones, ``traces/...``, are found from any folder."""
     window: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """Keep only arrivals in [start, end), seconds of the recording."""
     resolution: float | None = Field(default=None, gt=0)
-    """Seconds in which the recording's clock counted: requests of one instant come at random until
-    it went on, in their order, and at the same moments in every run. By default as recorded."""
+    """Resolution of the recording's clock, seconds: requests of one instant are spread at random
+    until its next tick, in their order, equally in every run. By default as recorded."""
     time_scale: float = Field(default=1.0, gt=0)
     """Multiplies all times, think times too: 0.5 replays twice as fast."""
     rate: float | None = Field(default=None, gt=0, le=1e15)
     """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
     sessions: Literal["inferred", "ignored"] | None = None
-    """Whether turns wait for each other: by the file's sessions, if it has any; inferred from its
-    prefix ids; or not at all. A prompt that begins with all full pieces of an earlier one, and is
-    longer than that and its answer, is inferred to continue it."""
+    """Whether turns wait for each other: by the file's sessions (default, if it has any);
+    ``inferred`` from prefix ids, where a prompt continues an earlier one if it begins with all its
+    full blocks and is at least as long as it and its answer; or ``ignored``."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
@@ -212,9 +213,9 @@ class TraceReplay(Arrivals):
         return self
 
     def select(self, count: int | None, duration: float | None) -> Trace:
-        """Return the rows to replay, with their times; the first so many, before a second of it.
+        """Return the rows to replay with their times: the first `count`, and before `duration`.
 
-        A TraceError if the file has no arrivals, or none in the window.
+        Raises a TraceError if the file has no arrivals, or none in the window.
         """
         trace = read_named(self.path, "workload.arrivals.path")
         if trace.arrived_at is None:

@@ -11,7 +11,7 @@ from specsim.workload.trace import Trace
 
 __all__ = ["LENGTHS", "LONGEST", "Lengths", "drawn", "drawn_sessions", "to_tokens"]
 
-LONGEST = 2**31 - 1  # tokens of a prompt or an answer; no model's context comes near it
+LONGEST = 2**31 - 1  # tokens of a prompt or an answer; far beyond any model's context
 
 
 class Lengths(Member):
@@ -21,30 +21,30 @@ class Lengths(Member):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return so many requests, without arrivals."""
+        """Return `count` requests without arrivals."""
 
     def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return the requests of so many sessions; by default each is one request."""
+        """Return the requests of `count` sessions; by default each session is one request."""
         return self.draw(rng, count)
 
     @property
     def in_sessions(self) -> bool:
-        """Whether what is drawn are turns of sessions."""
+        """Whether the requests are turns of sessions."""
         return False
 
     @property
     def mean_turns(self) -> float:
-        """About how many requests a session has."""
+        """Mean number of requests in a session."""
         return 1.0
 
     @property
     def mean_len(self) -> float:
-        """About how many tokens prompt and output have together; 0 where a file says it."""
+        """Mean tokens of prompt and output together; 0 if a file determines them."""
         return 0.0
 
     @property
     def num_rows(self) -> int | None:
-        """How many requests the source holds; None if it never runs out."""
+        """Number of requests in the source; None if it is unlimited."""
         return None
 
 
@@ -52,7 +52,7 @@ LENGTHS = Family("workload.lengths", Lengths)
 
 
 def drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> Trace:
-    """Return what `Lengths.draw` does; a PluginError if that of a user's class breaks its rules."""
+    """Return `Lengths.draw`; a PluginError if a user's class breaks its rules."""
     trace = lengths.draw(rng, count)
     is_right = is_shipped(lengths) or (_is_whole(trace) and len(trace) == count)
     held_to(lengths, "draw", trace, is_right, f"a Trace of {count} requests, {_WHOLE}")
@@ -60,7 +60,7 @@ def drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> Trace:
 
 
 def drawn_sessions(lengths: Lengths, rng: np.random.Generator, count: int) -> Trace:
-    """Return what `Lengths.draw_sessions` does, held to its rules as by `drawn`."""
+    """Return `Lengths.draw_sessions`; a PluginError if a user's class breaks its rules."""
     trace = lengths.draw_sessions(rng, count)
     is_right = is_shipped(lengths) or (_is_whole(trace) and trace.num_sessions == count)
     rule = f"a Trace of {count} sessions, or requests, {_WHOLE}"

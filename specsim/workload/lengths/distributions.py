@@ -1,4 +1,4 @@
-"""Lengths: all the same, drawn from a distribution, by a dataset's statistics, or as recorded."""
+"""Lengths: constant, drawn from a distribution, with a dataset's statistics, or recorded."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +24,9 @@ class ConstantLengths(Lengths):
     kind: Literal["constant"] = "constant"
     examples = ({"prompt": 512, "output": 128},)
     prompt: int = Field(ge=1, le=LONGEST)
-    """Tokens."""
+    """Tokens of every prompt."""
     output: int = Field(ge=1, le=LONGEST)
-    """Tokens."""
+    """Tokens of every output."""
 
     @property
     def mean_len(self) -> float:
@@ -71,7 +71,7 @@ class Uniform(Lengths):
 
 class _Tail(Settings):
     mean: float = Field(ge=1, le=LONGEST)
-    """Of the length itself, tokens."""
+    """Mean of the length itself, tokens."""
     sigma: float = Field(ge=0, le=10)
     """Standard deviation of the logarithm of the length."""
 
@@ -81,7 +81,7 @@ class _Tail(Settings):
 
 
 class _Independent(Lengths):
-    """Prompts and outputs of a distribution each."""
+    """Lengths with separate distributions for prompts and outputs."""
 
     prompt: Any
     output: Any
@@ -104,12 +104,12 @@ class Lognormal(_Independent):
     output: _Tail
 
 
-_MOST_DRAWS = 100  # of a bell that is a hundred times as wide as its bounds, all are enough
+_MOST_DRAWS = 100  # enough for a normal distribution a hundred times as wide as its bounds
 
 
 class _Bell(Settings):
     mean: float
-    """Of the normal distribution before it is truncated, tokens."""
+    """Mean of the normal distribution before truncation, tokens."""
     std: float = Field(ge=0)
     min: int = Field(default=1, ge=1, le=LONGEST)
     max: int = Field(ge=1, le=LONGEST)
@@ -123,9 +123,9 @@ class _Bell(Settings):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Draw by rejection: with the mean within the bounds most draws are kept.
+        """Draw by rejection: with the mean within the bounds, most draws are kept.
 
-        Where the bell is so wide that few are, what is missing is drawn from its inverse.
+        If the distribution is so wide that few are kept, the rest is drawn by its inverse.
         """
         low, high = self.min - 0.5, self.max + 0.5
         kept = np.empty(0)
@@ -135,7 +135,7 @@ class _Bell(Settings):
             values = rng.normal(self.mean, self.std, 2 * count + 16)
             kept = np.concatenate([kept, values[(values >= low) & (values < high)]])
         if (missing := count - len(kept)) > 0:
-            # The inverse of a bell so wide is flat between the bounds.
+            # The inverse of so wide a distribution is flat between the bounds.
             kept = np.concatenate([kept, low + rng.random(missing) * (high - low)])
         return np.clip(to_tokens(kept[:count]), self.min, self.max)
 
@@ -156,7 +156,7 @@ class TruncatedNormal(_Independent):
 
 
 class DatasetStatistics(NamedTuple):
-    """Mean and standard deviation of a dataset's lengths, tokens, and where they come from."""
+    """Mean and standard deviation of a dataset's lengths, tokens, and their source."""
 
     prompt_mean: float
     prompt_std: float
@@ -197,7 +197,7 @@ class Dataset(Lengths):
 
 
 def _lognormal(rng: np.random.Generator, mean: float, std: float, count: int) -> NDArray[np.int64]:
-    """Draw lengths of this mean and standard deviation; those of the logarithm follow."""
+    """Return lognormal lengths with this mean and standard deviation, tokens."""
     variance = float(np.log1p((std / mean) ** 2))
     mu, sigma = float(np.log(mean)) - variance / 2, float(np.sqrt(variance))
     return to_tokens(rng.lognormal(mu, sigma, count))
@@ -225,13 +225,13 @@ class ShiftedLengths(Lengths):
         },
     )
     at: float = Field(gt=0, lt=1)
-    """Share of the run's requests, as results number them, that comes before the change."""
+    """Share of the run's requests, in order of their index, before the change."""
     before: _Nested
     after: _Nested
 
     @property
     def num_rows(self) -> int | None:
-        """How many requests can be drawn before either source runs out."""
+        """Number of requests that can be drawn before either source runs out."""
         before, after = self.before.num_rows, self.after.num_rows
         bounds = [] if before is None else [before / self.at]
         bounds += [] if after is None else [after / (1 - self.at)]
@@ -243,7 +243,7 @@ class ShiftedLengths(Lengths):
 
     @property
     def in_sessions(self) -> bool:
-        """Whether both are; a ConfigError if only one is."""
+        """Whether both sources are sessions; a ConfigError if only one is."""
         before, after = self.before.in_sessions, self.after.in_sessions
         if before != after:
             one, other = ("before", "after") if before else ("after", "before")
@@ -285,7 +285,7 @@ class TraceRows(Lengths):
     kind: Literal["trace"] = "trace"
     examples = ({"path": "traces/chat.parquet"},)
     path: Path
-    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+    """A workload of any known format; shipped ones, ``traces/...``, are found from any folder."""
 
     @property
     def num_rows(self) -> int:
@@ -301,7 +301,7 @@ class TraceRows(Lengths):
         return facts.rows / facts.sessions
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return the first rows; a TraceError if the file has fewer."""
+        """Return the first `count` rows; a TraceError if the file has fewer."""
         trace = read_named(self.path, _PATH)
         if count > len(trace):
             raise TraceError(
@@ -311,7 +311,7 @@ class TraceRows(Lengths):
         return trace.take(np.arange(count))
 
     def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return the first sessions, or all if the file has fewer; as `draw` if it has none."""
+        """Return the first sessions, or all if there are fewer; without sessions as `draw`."""
         if not self.in_sessions:
             return self.draw(rng, count)
         trace = read_named(self.path, _PATH)
@@ -329,10 +329,10 @@ class Empirical(Lengths):
     kind: Literal["empirical"] = "empirical"
     examples = ({"path": "traces/chat.parquet"},)
     path: Path
-    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+    """A workload of any known format; shipped ones, ``traces/...``, are found from any folder."""
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return rows drawn with replacement; only the lengths, for the requests are new ones."""
+        """Return rows drawn with replacement, with lengths only, because the requests are new."""
         trace = read_named(self.path, _PATH)
         rows = rng.integers(0, len(trace), count)
         return Trace(trace.prompt_lens[rows], trace.output_lens[rows])

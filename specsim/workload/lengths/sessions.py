@@ -14,7 +14,7 @@ from specsim.workload.lengths import LONGEST, Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 _MOST_TURNS = 100_000
-_SAMPLE, _SAMPLE_TURNS = 2000, 1e6  # sessions, and turns, of which their means are told
+_SAMPLE, _SAMPLE_TURNS = 2000, 1e6  # sessions, and turns, from which their means are estimated
 
 
 class Spread(Settings):
@@ -29,7 +29,7 @@ class Spread(Settings):
 
 
 def _with_mean(value: Any) -> Any:
-    # In YAML 1.1 a number such as 1e3 is text.
+    # YAML 1.1 reads 1e3 as text
     return {"mean": value} if isinstance(value, int | float | str) else value
 
 
@@ -64,23 +64,23 @@ class Sessions(Lengths):
         },
     )
     turns: _Spread
-    """Turns of a session, at least one."""
+    """Turns per session, at least 1."""
     first_prompt: _Spread
-    """Tokens of a first prompt, beside the shared ones."""
+    """Tokens of the first prompt, in addition to the shared ones."""
     new_input: _Spread
-    """Tokens that a later turn adds: what a user types, or a tool returns."""
+    """Tokens that each later turn adds: a user's text, or a tool's result."""
     output: _Spread
     """Tokens of an answer."""
     shared_prompt: int = Field(default=0, ge=0, le=LONGEST)
-    """Tokens that every session begins with: system prompt, tools."""
+    """Tokens at the beginning of every session: system prompt and tools."""
     think_time: _Spread = Spread(mean=0.0)
-    """From an answer to the next turn of a user, seconds."""
+    """Seconds from an answer to a user's next turn."""
     tool_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the later turns that a tool brings, not a user."""
+    """Share of the later turns that come from a tool instead of a user."""
     tool_time: _Spread = Spread(mean=0.0)
-    """From an answer to what a tool returns, seconds."""
+    """Seconds from an answer to a tool's result."""
     max_len: int | None = Field(default=None, ge=1, le=LONGEST)
-    """A session ends before a prompt and its answer have more tokens together."""
+    """A session ends before prompt and answer together exceed this, tokens."""
 
     @model_validator(mode="after")
     def _check_turns(self) -> Self:
@@ -101,7 +101,7 @@ class Sessions(Lengths):
         return _means(self)[1]
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return so many requests, session after session; the last one may be cut off."""
+        """Return `count` requests, session after session; the last session may be cut off."""
         drawn = self.draw_sessions(rng, self._enough(count))
         while len(drawn) < count:
             drawn = drawn.followed_by(self.draw_sessions(rng, self._enough(count - len(drawn))))
@@ -123,7 +123,7 @@ class Sessions(Lengths):
         waits = np.where(is_tool, tools, users)
         waits[firsts] = 0.0
         ends = np.cumsum(inputs + outputs)
-        ends -= np.repeat((ends - inputs - outputs)[firsts], turns)  # of each session by itself
+        ends -= np.repeat((ends - inputs - outputs)[firsts], turns)  # per session
         shared = np.full(size, self.shared_prompt)
         longest = LONGEST if self.max_len is None else self.max_len
         kept = np.flatnonzero(ends <= longest)
@@ -140,7 +140,7 @@ class Sessions(Lengths):
 
 @lru_cache(maxsize=64)
 def _means(lengths: Sessions) -> tuple[float, float]:
-    """Return the turns of a session and the tokens of a turn, in the mean over some sessions."""
+    """Return the mean turns per session and the mean tokens per turn, over sampled sessions."""
     count = min(_SAMPLE, int(_SAMPLE_TURNS / lengths.turns.mean))
     sample = lengths.draw_sessions(generator(0, "lengths"), count)
     tokens = sample.prompt_lens + sample.output_lens

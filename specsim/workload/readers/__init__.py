@@ -1,4 +1,4 @@
-"""Readers: workload files, gzip or not, opened and recognised by their content, and read."""
+"""Readers: opening workload files, gzipped or not, recognising their format, reading them."""
 
 import csv
 import gzip
@@ -33,9 +33,9 @@ from specsim.core.resources import locate
 from specsim.core.surroundings import working_folder
 from specsim.workload.trace import Trace, TraceBuilder
 
-_ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
+_ENCODING = "utf-8-sig"  # UTF-8, with or without the byte order mark of Windows
 _BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, csv.Error)
-"""What reading raises of a file that is cut off, or not what it claims to be."""
+"""Errors of reading a file that is cut off or damaged."""
 _PACKED = {
     b"BZh": "compressed by bzip2",
     b"\xfd7zX": "compressed by xz",
@@ -50,13 +50,13 @@ def _why(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a file, with the place it came from for error messages."""
+    """One row of a file, with its place for error messages."""
 
     place: str  # such as ``trace.csv, line 7``
     values: dict[str, Any]
 
     def integer(self, field: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
-        """Return a field; a TraceError unless it is a whole number between these, inclusive."""
+        """Return a field; a TraceError unless it is a whole number in [minimum, maximum]."""
         value = self.number(field, has_thousands=True)
         if value != int(value) or not minimum <= value <= maximum:
             most = "2**31 - 1" if maximum == 2**31 - 1 else maximum
@@ -70,7 +70,8 @@ class Row:
         """Return a field; a TraceError unless it is a finite number.
 
         Args:
-            has_thousands: Whether 1,500 is a thousand and a half; of a time it may be 1.5 s.
+            has_thousands: Whether 1,500 means 1500; otherwise the comma may be a decimal one, and
+                is refused.
         """
         value = self.get(field)
         try:
@@ -96,7 +97,7 @@ class Row:
         return value
 
     def label(self, field: str) -> str | int | float | None:
-        """Return what a field calls something; a TraceError unless it is text, a number or none."""
+        """Return an identifier; a TraceError unless it is text, a number or None."""
         value = self.values.get(field)
         is_finite = isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
         if value is not None and not is_finite:
@@ -134,11 +135,11 @@ class Row:
 
 
 class TraceFile:
-    """A workload file, opened as often as needed; a TraceError if it is empty or unreadable."""
+    """A workload file, read as often as needed; a TraceError if it is empty or unreadable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._names: dict[str, None] | None = None  # of all fields of JSON, once that is read
+        self._names: dict[str, None] | None = None  # of all JSON fields, once they are read
         with readable(path, TraceError):
             check_file(path)
             with path.open("rb") as stream:
@@ -159,7 +160,7 @@ class TraceFile:
 
     @cached_property
     def container(self) -> Literal["parquet", "csv", "jsonl", "json"]:
-        """How rows are written, judged by the content."""
+        """The format of the rows, judged by the content."""
         if self._magic == b"PAR1":
             return "parquet"
         first = self._first_line()
@@ -193,7 +194,7 @@ class TraceFile:
 
     @property
     def all_columns(self) -> list[str]:
-        """Names of the fields that any row has; those of JSON need not have the same."""
+        """Names of the fields that any row has; rows of JSON may differ."""
         if self.container in ("parquet", "csv") or not self.columns:
             return self.columns
         if self._names is None:  # unless all rows were read before
@@ -203,7 +204,7 @@ class TraceFile:
 
     @cached_property
     def time_columns(self) -> frozenset[str]:
-        """Names of the columns of Parquet that are times by their type; rows have seconds."""
+        """Names of the Parquet columns with a time type, which rows give in seconds."""
         if self.container != "parquet":
             return frozenset()
         with opened_parquet(self.path, TraceError) as file:
@@ -212,7 +213,7 @@ class TraceFile:
 
     @cached_property
     def document(self) -> Any:
-        """The whole of a JSON file."""
+        """The content of a JSON file."""
         try:
             with self._open() as stream:
                 text = stream.read(MAX_DATA_BYTES)
@@ -224,7 +225,7 @@ class TraceFile:
             raise TraceError(f"{self.path}: {error}; correct or remove it") from error
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows of a file that is no JSON document; a TraceError where one is broken."""
+        """Yield the rows of any file but a JSON document; a TraceError if a row is broken."""
         if self.container == "parquet":
             yield from self._parquet_rows()
             return
@@ -238,7 +239,7 @@ class TraceFile:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {_why(error)}") from error
 
     def objects(self, called: str) -> Iterator[Row]:
-        """Yield the objects of JSON lines, or of a JSON document, each of which is called so."""
+        """Yield the objects of JSON lines or of a JSON document; `called` names them in errors."""
         if self.container == "jsonl":
             yield from self.rows()
             return
@@ -273,7 +274,7 @@ class TraceFile:
             )
         for values in reader:
             place = f"{self.path}, line {reader.line_num}"
-            if any(values.pop(None, ())) and len(values) > 1:  # else it is no table
+            if any(values.pop(None, ())) and len(values) > 1:  # otherwise it is no table
                 raise TraceError(
                     f"{place}: more values than the {len(values)} columns; quote what holds a "
                     f"{self._delimiter!r}, or remove the row"
@@ -282,7 +283,7 @@ class TraceFile:
 
     @property
     def _delimiter(self) -> str:
-        """What stands most often in the first line: a comma, a semicolon, a tab or a bar."""
+        """The most frequent of comma, semicolon, tab and bar in the first line."""
         return max(",;\t|", key=self._first_line().count)
 
     def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
@@ -304,9 +305,9 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def _values(column: Any) -> list[Any]:
-    """Return the values of a column of Parquet; times as seconds, those with a date since 1970.
+    """Return the values of a Parquet column; times as seconds, dates as seconds since 1970.
 
-    Bytes are text: some programs that write Parquet do not say so.
+    Bytes are read as text, since some programs write Parquet so.
     """
     if not str(column.type).startswith(_TIMES):
         values: list[Any] = column.to_pylist()
@@ -319,16 +320,16 @@ def _object(place: str, values: Any) -> Row:
     if not isinstance(values, dict):
         raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
     named = {name: own for name, own in _usage(values).items() if name not in values}
-    return Row(place, values | named if named else values)  # `usage` itself stays, for its readers
+    return Row(place, values | named if named else values)  # `usage` stays, for its readers
 
 
 _DEEPEST = 3  # response.body.usage, of OpenAI's batches
 
 
 def _usage(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``usage`` says, as OpenAI's API answers, in an object or below it, by path.
+    """Return the fields of ``usage``, as in answers of OpenAI's API, by path.
 
-    Of several the outermost count: all that are as deep as each other.
+    Of several at different depths, the outermost ones count.
     """
     objects = [("", values)]
     for _ in range(_DEEPEST):
@@ -350,13 +351,13 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except json.JSONDecodeError:
         return False
-    except (ValueError, RecursionError):  # the line will be read again, by who can say where it is
+    except (ValueError, RecursionError):  # the row's reader reports the line
         pass
     return True
 
 
 TEXT = frozenset({"prompt", "messages", "conversations"})
-"""Fields of logs that `specsim.tokens` turns into token traces."""
+"""Fields of text logs, which `specsim.tokens` converts to token traces."""
 
 
 class Reader(Member):
@@ -364,9 +365,9 @@ class Reader(Member):
 
     kind: str
     containers: ClassVar[tuple[str, ...]] = ()
-    """How its files are written (`TraceFile.container`)."""
+    """Containers of its files (`TraceFile.container`)."""
     columns: ClassVar[frozenset[str]] = frozenset()
-    """Those that every file of the format has."""
+    """Columns that every file of the format has."""
 
     def matches(self, file: TraceFile) -> bool:
         """Return whether the file is of this format, whatever its name."""
@@ -375,7 +376,7 @@ class Reader(Member):
     def read(self, file: TraceFile) -> Trace:
         """Return the workload in a file that `matches`, in order of arrival.
 
-        A TraceError names file, line, field, value and rule if a row breaks the format's rules.
+        Raises a TraceError with file, line, field, value and rule if a row is wrong.
         """
         builder = TraceBuilder(file.path, self.kind)
         for row in file.rows():
@@ -383,23 +384,23 @@ class Reader(Member):
         return builder.build()
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add what a row says; of a format without rows, `read` does everything."""
+        """Add the content of a row; unused by formats without rows, which override `read`."""
         raise NotImplementedError("write add, or read")
 
 
 READERS = Family("workload.readers", Reader)
-_BY_NAMES = "columns"  # what reads files that no other format claims
+_BY_NAMES = "columns"  # reader of files that no other format matches
 
 
 @blamed()
 def read_trace(path: Path | str, reader: str | None = None) -> Trace:
     """Return the workload in a file of any known format, gzip-compressed or not.
 
-    A TraceError if the file is missing, empty, of no known format, or breaks its format's rules.
+    Raises a TraceError if the file is missing, empty, of no known format, or breaks its rules.
 
     Args:
-        reader: Who reads it, such as a class of the user's (``my_parts:Gateway``); by default the
-            first that knows such files.
+        reader: Name of a reader, or of a user's class (``my_parts:Gateway``); by default the first
+            that matches.
     """
     file = TraceFile(locate(Path(path)))
     kinds = sorted(READERS.all_members(), key=lambda kind: kind == _BY_NAMES)
@@ -429,7 +430,7 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
 
 
 def _holds_numbers(file: TraceFile) -> bool:
-    """Whether what is called as text is, such as ``prompt``, is a number in the first row."""
+    """Whether a field with the name of a text, such as ``prompt``, is a number in the first row."""
     first = {} if file.container == "json" else next(file.rows()).values
     return all(str(first.get(name, 0)).strip().isdecimal() for name in TEXT)
 
@@ -437,7 +438,7 @@ def _holds_numbers(file: TraceFile) -> bool:
 def read_named(path: Path, field: str) -> Trace:
     """Return the workload in the file that a field of an experiment names.
 
-    A TraceError names the field if there is no such file.
+    Raises a TraceError that names the field if there is no such file.
     """
     if not locate(path).exists():
         raise TraceError(
@@ -450,7 +451,7 @@ def read_named(path: Path, field: str) -> Trace:
 
 
 class FileFacts(NamedTuple):
-    """What is asked of a file beside its rows."""
+    """Facts about a file besides its rows."""
 
     rows: int
     sessions: int
@@ -463,18 +464,19 @@ class FileFacts(NamedTuple):
 
 
 def facts_of(path: Path, field: str) -> FileFacts:
-    """Return what there is to know of the file that a field of an experiment names.
+    """Return the facts about the file that a field of an experiment names.
 
-    It is read for that only if it was not since it last changed. A TraceError as of `read_named`.
+    The file is read only if it changed since the last time. Raises a TraceError as `read_named`
+    does.
     """
     return (_facts(path) or [FileFacts.of(read_named(path, field))])[0]
 
 
 def _facts(path: Path) -> list[FileFacts]:
-    """Return where the facts of a file are kept, as long as it stays as it is."""
+    """Return the list in which a file's facts are cached until it changes."""
     try:
         told = locate(path).stat()
-    except OSError:  # said as of any other file
+    except OSError:  # reported like any other unreadable file
         return []
     return _kept(path, (told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size))
 

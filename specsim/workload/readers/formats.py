@@ -1,4 +1,4 @@
-"""Formats of others: production services, simulators, benchmark clients, measured runs, texts."""
+"""Formats of production services, simulators, benchmark clients, measured runs and texts."""
 
 import re
 from dataclasses import replace
@@ -36,14 +36,14 @@ def _seconds(row: Row) -> float:
     text = str(row.get("TIMESTAMP")).strip()
     zone = _ZONE.search(text)
     try:
-        # datetime64 keeps all seven digits, datetime would not; it does not know zones.
+        # datetime64 keeps all seven digits, unlike datetime, but knows no zones.
         clock: Any = np.datetime64(text[: zone.start()] if zone else text, "ns")
         offset = datetime.fromisoformat(
             f"2000-01-01T00:00:00{zone[0] if zone else 'Z'}"
         ).utcoffset()
     except ValueError:
         clock, offset = np.datetime64("NaT", "ns"), None
-    if np.isnat(clock):  # as of no text
+    if np.isnat(clock):  # text that is no time
         raise TraceError(
             f"{row.place}: TIMESTAMP = {text!r} is not a time such as 2023-11-16 18:17:03.9799600"
         )
@@ -66,7 +66,7 @@ class BurstGPT(Reader):
     def add(self, row: Row, builder: TraceBuilder) -> None:
         lens = row.integer("Request tokens"), row.integer("Response tokens")
         if builder.add(*lens, row.number("Timestamp")) and "Session ID" in row.values:
-            # A row without one is a session of its own.
+            # A row without a session is a session of its own.
             builder.put("sessions", row.values["Session ID"] or row.place)
 
 
@@ -82,7 +82,7 @@ class Mooncake(Reader):
     columns = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 
     def matches(self, file: TraceFile) -> bool:
-        """Return whether there are hash ids but no conversation, which `bailian` has."""
+        """Return whether there are hash ids but no conversation, as in `bailian`."""
         return super().matches(file) and "chat_id" not in file.columns
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
@@ -92,9 +92,9 @@ class Mooncake(Reader):
 def add_hashed(
     row: Row, builder: TraceBuilder, *, piece_size: int, seconds_per_unit: float
 ) -> bool:
-    """Add a request of the formats that Mooncake began; return whether it was kept.
+    """Add a request of a format like Mooncake's; return whether it was kept.
 
-    They have an id for each `piece_size` prompt tokens, and a ``timestamp``.
+    Such formats have a ``timestamp``, and an id for each `piece_size` prompt tokens.
     """
     prompt_len = row.integer("input_length")
     hash_ids = row.hash_ids("hash_ids")
@@ -124,7 +124,7 @@ class Bailian(Reader):
     columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        row.get("chat_id")  # it must be there
+        row.get("chat_id")  # raises if it is missing
         turn = row.label("chat_id")
         builder.link(turn, row.label("parent_chat_id"))
         if add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0):
@@ -206,7 +206,7 @@ class VllmBench(Reader):
         return builder.build()
 
     def _document(self, file: TraceFile) -> Any:
-        """Return the only result of a file; ``--append-result`` adds a line each."""
+        """Return the only result in a file; ``--append-result`` adds one per line."""
         if file.container == "json":
             return file.document
         first, *others = (row.values for row in file.rows())
@@ -240,11 +240,11 @@ class RealRun(Reader):
 
 
 _OF_RUNS = frozenset({"input_tok_ids", "output_tok_ids", "priority"})
-"""What `specsim.reality.validation` reads of a measured run, beside lengths and arrivals."""
+"""Fields of measured runs that `specsim.reality.validation` reads in addition."""
 
 
 def _saying(trace: Trace, file: TraceFile, names: frozenset[str]) -> Trace:
-    """Return a trace with a note of those fields of its file that a simulation could have used."""
+    """Return a trace with a note on fields of its file that a simulation could use."""
     ignored = ", ".join(name for name in file.all_columns if name in names)
     said = f"ignored: {ignored}" if ignored else ""
     return replace(trace, note="; ".join(note for note in (trace.note, said) if note))
@@ -291,7 +291,7 @@ def _num_tokens(turn: Any, place: str) -> int:
 _OF_REQUESTS = frozenset(
     {"arrived_at", "adapter", "priority", "think_time", "shared_len", "after_turns"}
 )
-"""Columns of specsim's own format that nothing is read from here."""
+"""Columns of specsim's own format that are ignored here."""
 _NO_PROMPT = np.array([UNRECORDED], dtype=np.int64)
 
 

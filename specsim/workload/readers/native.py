@@ -1,4 +1,4 @@
-"""Tables of requests: specsim's own format, and others, told by the names of their columns."""
+"""Tables of requests: specsim's own format, and others recognised by column names."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ class Native(Reader):
     columns = frozenset({"prompt_len", "output_len"})
 
     def matches(self, file: TraceFile) -> bool:
-        # Arrivals under another name are not to be ignored in silence.
+        # Arrivals under another name must not be ignored silently.
         others = [name for name in file.columns if name != "arrived_at" and is_arrival(name)]
         return super().matches(file) and ("arrived_at" in file.columns or not others)
 
@@ -100,7 +100,7 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
 
 
 def _put_turn(builder: TraceBuilder, row: Row) -> None:
-    """Append what a row says of its session; without one it may say nothing of turns."""
+    """Append a row's session; without a session the row must not have turns."""
     if {*_OF_TURNS, "after_turns"} & row.values.keys():
         builder.put("sessions", str(row.get("session")))
     if row.values.get("think_time") not in _EMPTY:
@@ -122,7 +122,7 @@ def _accepted(row: Row, field: str) -> bytes:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write ``.parquet``, ``.jsonl`` or ``.jsonl.gz``; a ConfigError if it ends otherwise."""
+    """Write ``.parquet``, ``.jsonl`` or ``.jsonl.gz``; a ConfigError for another ending."""
     columns = _columns(trace)
     if path.suffix == ".parquet":
         import pyarrow as pa
@@ -139,7 +139,7 @@ def write_trace(trace: Trace, path: Path) -> None:
         )
         data = lines.encode()
         with new_file(path) as temporary:
-            # mtime 0: the same workload gives the same bytes.
+            # mtime 0: equal workloads give equal bytes.
             temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     else:
         raise ConfigError(f"{path}: a workload is written as .parquet, .jsonl or .jsonl.gz")
@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 _LENS = {"len", "lens", "length", "lengths", "token", "tokens", "tok", "toks"}
 _FILLERS = {"n", "num", "number", "nb", "count", "of"}
-_SPACES = {"gen", "ai", "llm", "usage"}  # OpenTelemetry's gen_ai.usage.input_tokens, and the like
+_SPACES = {"gen", "ai", "llm", "usage"}  # in OpenTelemetry's gen_ai.usage.input_tokens and the like
 _SIDES = {
     "prompt_len": {
         "prompt", "prompts", "input", "inputs", "in", "context", "prefill", "request", "query",
@@ -173,20 +173,20 @@ _SIDES = {
 }  # fmt: skip
 _OF_HTTP = {"request", "response"}
 _SIZES = {"len", "length", "lens", "lengths", "size", "bytes", "body", "upstream"}
-"""Of HTTP messages in logs of web servers and gateways (nginx's ``$request_length``), in bytes."""
+"""Words for sizes of HTTP messages in logs of web servers (nginx's ``$request_length``), bytes."""
 _SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nano": 1e-9}
 _UNITS = {"s": "seconds", "sec": "seconds", "nano": "ns"}
 _CLOCKS = {
     "arrived", "created", "creation", "received", "sent", "started", "submitted", "time",
     "timestamp", "ts", "datetime", "unix", "epoch", "iso8601", "local",
 }  # fmt: skip
-_NOTHING = ("", "-")  # nginx writes a dash; in CSV, None is of a line that was cut off
-_EVENTS = {"arrival", "request", "start", "submit"}  # at a time, which may be unsaid
-_MSEC = "msec"  # nginx's: seconds since 1970, with milliseconds after the point
-_TAKEN = ["request", "time"]  # nginx's: seconds that a request took; of others, when it came
-_APACHE = "%d/%b/%Y:%H:%M:%S %z"  # how access logs write a time, such as nginx's time_local
-_LATER = 1e11  # no number of seconds since 1970, so one of milliseconds, or of less
-_RECENT = 1e8  # seconds since 1970 of this century are more
+_NOTHING = ("", "-")  # nginx writes a dash; None is from a CSV line that was cut off
+_EVENTS = {"arrival", "request", "start", "submit"}  # with "at" or "time", which may be missing
+_MSEC = "msec"  # nginx's: seconds since 1970, with milliseconds as decimals
+_TAKEN = ["request", "time"]  # nginx's: seconds that a request took; elsewhere its arrival
+_APACHE = "%d/%b/%Y:%H:%M:%S %z"  # times in access logs, such as nginx's time_local
+_LATER = 1e11  # too large for seconds since 1970, so a smaller unit
+_RECENT = 1e8  # seconds since 1970 of this century are larger
 
 
 @final
@@ -217,7 +217,7 @@ class NamedColumns(Reader):
             return False
         found = _recognised(file)
         sides = [bool(found[what] or _bytes_of(file, what)) for what in _SIDES]
-        # With one of them it is meant to be such a table, unless text may have the other.
+        # With one of them it is such a table, unless text may have the other.
         return all(sides) or (any(sides) and not TEXT.intersection(file.columns))
 
     def read(self, file: TraceFile) -> Trace:
@@ -260,12 +260,12 @@ class NamedColumns(Reader):
 
 
 def _length(row: Row, name: str, absent: tuple[str | None, ...]) -> int:
-    """Return a length, tokens; 0, as of a request that failed, where what it says is `absent`."""
+    """Return a length, tokens; 0 for a failed request, if the field is one of `absent`."""
     return 0 if row.values.get(name) in absent else row.integer(name)
 
 
 def _filled(row: Row, names: set[str]) -> Row:
-    """Return some fields of a row; where one is empty, there is none, and no waiting."""
+    """Return some fields of a row; an empty field means no session, and no waiting."""
     labels = {name: row.label(name) for name in names}
     filled = {name: 0 if value in _EMPTY else value for name, value in labels.items()}
     if labels.get("session") in _EMPTY:
@@ -281,7 +281,7 @@ _SAID = {"prompt_len": "prompt length", "output_len": "output length", "arrival"
 
 
 def is_arrival(name: str) -> bool:
-    """Return whether a column's name says that it holds arrivals."""
+    """Return whether a column of this name holds arrivals."""
     words = [word for word in _words(name) if word not in _SECONDS]
     if name == _MSEC:
         return True
@@ -301,14 +301,14 @@ def _recognised(file: TraceFile) -> dict[str, list[str]]:
 
 
 def _outermost(found: list[str], names: list[str]) -> list[str]:
-    """Return the columns among these that are not inside another, if there are any."""
+    """Return those columns that are not nested in another, if there are any."""
     known = {*names}
     is_inside = ("usage." in name and name.partition(".")[0] in known for name in found)
     return [name for name, inside in zip(found, is_inside, strict=True) if not inside] or found
 
 
 def _bytes_of(file: TraceFile, what: str) -> list[str]:
-    """Return the columns whose names are those of sizes of HTTP messages."""
+    """Return the columns named like sizes of HTTP messages."""
     own = _SIDES[what] & _OF_HTTP
     names = file.all_columns
     return [name for name in names if _is_size(words := _words(name)) and own & {*words}]
@@ -327,29 +327,29 @@ def _not_tokens(row: Row, name: str, what: str) -> TraceError:
 
 
 def _is_len(words: list[str], side: set[str]) -> bool:
-    """Return whether words such as "num input tokens", or "n in", say a length of this side."""
+    """Return whether words like "num input tokens" or "n in" name a length of this side."""
     if _is_size(words):
         return False
-    # vLLM's request_generation_tokens is of a request, and not its length.
+    # vLLM's request_generation_tokens is about a request, but not its length.
     own, others = side.intersection(words), set(words) - side - _SPACES - {"request"}
     is_number = bool(_LENS & others) or (bool(_FILLERS & others) and own <= {"in", "out"})
     return bool(own) and is_number and others <= _LENS | _FILLERS
 
 
 def _words(name: str) -> list[str]:
-    """Return "prompt", "tokens" of ``Prompt tokens`` and ``promptTokens``."""
-    said = name[max(0, name.rfind("usage.")) :]  # whose path, response.usage, says nothing
+    """Return the words of a name: "prompt", "tokens" for ``Prompt tokens`` or ``promptTokens``."""
+    said = name[max(0, name.rfind("usage.")) :]  # its path, response.usage, has no meaning here
     return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", said).lower())
 
 
 class _Clock:
-    """Reads the arrivals of a column, all of which are in one form."""
+    """Reads the arrivals of a column, which must all be of one form."""
 
     def __init__(self, name: str, is_time: bool) -> None:
         self._name = name
         said = (word for word in _words(name) if word in _SECONDS)
         self._unit = "s" if is_time else next(said, None)
-        self.form = ""  # what was taken for the form, once a row has been read
+        self.form = ""  # the form, once a row has been read
 
     def seconds(self, row: Row) -> float:
         text = row.get(self._name)
@@ -384,7 +384,7 @@ class _Clock:
         )
 
     def _check_form(self, form: str, row: Row) -> None:
-        """Raise a TraceError if a row is in another form than those before it."""
+        """Raise a TraceError if a row is of another form than those before it."""
         if self.form not in ("", form):
             raise TraceError(
                 f"{row.place}: {self._name} = {short(row.values[self._name])} was read {form}, "
@@ -395,7 +395,7 @@ class _Clock:
 
 
 def _time(text: str) -> datetime:
-    """Return a time in ISO 8601, or as in access logs; a ValueError if it is none."""
+    """Return a time from ISO 8601 or an access log; a ValueError if it is neither."""
     try:
         return datetime.fromisoformat(re.sub(r" ?(UTC|GMT)$", "+00:00", text))
     except ValueError:
@@ -403,6 +403,6 @@ def _time(text: str) -> datetime:
 
 
 def _unit(since_1970: float) -> str:
-    """Return the unit of a time that would be in a far century, were it in seconds."""
+    """Return the unit of a time that would be in a far century as seconds."""
     units = ((3, "ns"), (2, "us"), (1, "ms"))
     return next((unit for n, unit in units if since_1970 > _LATER * 1e3 ** (n - 1)), "s")

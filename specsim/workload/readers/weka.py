@@ -1,4 +1,4 @@
-"""Recordings of coding agents: conversations whose calls start sub-agents and wait for them."""
+"""Recordings of coding agents, whose calls start sub-agents and wait for them."""
 
 from dataclasses import dataclass, field
 from typing import Literal, final
@@ -9,7 +9,7 @@ from specsim.workload.readers import Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
 _BLOCK_SIZE = 64
-_DEEPEST = 16  # sub-agents of sub-agents
+_DEEPEST = 16  # depth of nested sub-agents
 
 
 @final
@@ -32,7 +32,7 @@ class Weka(Reader):
     containers = ("json", "jsonl")
 
     def matches(self, file: TraceFile) -> bool:
-        """Return whether there are conversations with requests, or requests of conversations."""
+        """Return whether rows are conversations with requests, or requests of conversations."""
         columns = set(file.columns)
         is_flat = {"id", "t", "in", "out", "hash_ids"} <= columns
         return file.container in self.containers and (is_flat or {"id", "requests"} <= columns)
@@ -47,7 +47,7 @@ class Weka(Reader):
             else:
                 flat.setdefault(row.label("id"), []).append(row)
         for rows in flat.values():
-            rows.sort(key=lambda row: row.number("t"))  # tables need not be in order
+            rows.sort(key=lambda row: row.number("t"))  # tables may be in any order
             calls.add_conversation(rows, _block_size(rows[0]))
         calls.put()
         return builder.build()
@@ -66,20 +66,20 @@ def _block_size(row: Row) -> int:
 
 @dataclass
 class _Agent:
-    """Whoever makes calls one after the other, starts sub-agents, and waits for them."""
+    """An agent, which makes calls one after another, starts sub-agents, and waits for them."""
 
     began_at: float  # seconds since the conversation began
     block_size: int
     depth: int
     ids: dict[object, int] = field(default_factory=dict)
-    turns: set[int] = field(default_factory=set)  # what its next call waits for
-    ended_at: float = 0.0  # when the last of these had ended, in the recording
+    turns: set[int] = field(default_factory=set)  # that its next call waits for
+    ended_at: float = 0.0  # end of the last of these in the recording
     is_end_known: bool = True
     started: list["_Agent"] = field(default_factory=list)
     """Sub-agents that it has not waited for yet."""
 
     def wait_for(self, ended: list["_Agent"]) -> None:
-        """Let the next call wait for sub-agents, too."""
+        """Let the next call also wait for sub-agents."""
         for child in ended:
             self.started.remove(child)
             self.turns |= child.turns
@@ -87,7 +87,7 @@ class _Agent:
 
 
 class _Calls:
-    """Collects the calls of conversations, and what each waits for."""
+    """Collects the calls of conversations, and which calls each waits for."""
 
     def __init__(self, builder: TraceBuilder) -> None:
         self._builder = builder
@@ -103,7 +103,7 @@ class _Calls:
         self._num_conversations += 1
 
     def put(self) -> None:
-        """Say what each call waits for, if that is not always the one before it."""
+        """Store what each call waits for, unless it is always the previous call."""
         if not self._is_chain:
             for after in self._after:
                 self._builder.put("after_turns", after)
@@ -114,7 +114,7 @@ class _Calls:
             if row.values.get("type") == "subagent":
                 agent.started.append(self._sub_agent(agent, row, at))
                 continue
-            think_time = _seconds(row, "think_time")  # counts from the answer before it
+            think_time = _seconds(row, "think_time")  # since the previous answer
             if think_time is not None and not agent.is_end_known:
                 agent.ended_at = max(agent.ended_at, at - think_time)
             agent.wait_for([child for child in agent.started if child.ended_at <= at])
@@ -136,7 +136,7 @@ class _Calls:
         if not self._builder.add(prompt_len, row.integer("out")):
             return
         self._num_turns += 1
-        # A sub-agent before any call: the first call of a conversation is the one that starts it.
+        # A sub-agent before any call is started by the conversation's first call.
         after = agent.turns or ({1} if self._num_turns > 1 else set())
         self._put_call(agent, pieces, sorted(after), wait)
         agent.turns = {self._num_turns}
@@ -157,7 +157,7 @@ class _Calls:
 
 
 def _seconds(row: Row, name: str) -> float | None:
-    """Return a time, None where it was not recorded; a TraceError if it is negative."""
+    """Return a time; None if it was not recorded; a TraceError if it is negative."""
     if row.values.get(name) is None:
         return None
     seconds = row.number(name)
