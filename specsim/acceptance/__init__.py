@@ -1,4 +1,4 @@
-"""Acceptance models: which drafts survive."""
+"""Acceptance models: how many tokens of a draft the target accepts."""
 
 from typing import Annotated
 

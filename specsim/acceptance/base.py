@@ -1,4 +1,4 @@
-"""What every acceptance model answers: how long drafts survive, and what decides on each token."""
+"""Base classes of acceptance models: accepted lengths, and the random numbers behind them."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -30,10 +30,10 @@ _PRIOR = 4.0  # drafts that the rate over all requests counts as, in a state
 
 
 class TokenLuck(NamedTuple):
-    """What decides on tokens, by place in the draft and position, those of requests end to end.
+    """The random numbers that decide on tokens, by place in the draft and output position.
 
-    A token is accepted, given that all before it were, if its own luck is below its score. The last
-    row holds for all later places.
+    A token is accepted, given that all before it were, if its own luck is below its score. Requests
+    lie end to end; the last row holds for all later places.
     """
 
     own: Floats
@@ -49,7 +49,7 @@ class TokenLuck(NamedTuple):
 
 
 def chosen(is_second: NDArray[np.bool_], first: TokenLuck, second: TokenLuck) -> TokenLuck:
-    """Return the luck of the first or of the second, position by position."""
+    """Return `second` where `is_second` is true, else `first`, position by position."""
     places = range(max(len(first.scores), len(second.scores)))
     pairs = [(first.at(place), second.at(place)) for place in places]
     own, scores = (
@@ -112,7 +112,7 @@ class CountedLuck:
 
 
 def _share(tried: Floats, survived: Floats) -> float:
-    """Return how much of the variance of fates ages explain within a mean acceptance."""
+    """Return the share of the variance in acceptance explained by age, at equal mean acceptance."""
     means = survived.sum(axis=1) / np.maximum(tried.sum(axis=1), 1.0)
     rates = survived / np.maximum(tried, 1.0)
     explained = np.sum(tried * (rates - means[:, np.newaxis]) ** 2)
@@ -123,9 +123,9 @@ def _share(tried: Floats, survived: Floats) -> float:
 Rates = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Floats, Floats]]
 """P(draft token j is accepted | all before it were), by request index and output tokens known.
 
-Shape (n, longest draft). As one knows it who knows the model and its state at the last known token,
-but not the luck of the next ones. And the mean square of what it will be once the state at the
-token itself is known.
+Shape (n, longest draft), given the model and its state at the last known token, but not the random
+numbers of later tokens. The second array is the mean square of that chance given the state at the
+token itself.
 """
 
 TokenLucks = Callable[[Sequence[Request], Sequence[bytes]], TokenLuck]
@@ -133,20 +133,20 @@ TokenLucks = Callable[[Sequence[Request], Sequence[bytes]], TokenLuck]
 
 
 class Acceptance(Member):
-    """Decides which drafts survive.
+    """Decides the accepted length of drafts.
 
-    Not step by step: for each request it answers once, for every output position, how many
-    drafts would survive if drafting started there. Luck therefore belongs to positions, and no
-    policy can change it by asking differently.
+    It is asked once for each request, before the run: how many tokens of a draft are accepted that
+    starts at each output position. Luck therefore belongs to positions, and no policy can change it
+    by asking differently.
     """
 
     kind: str
     verifies_tokens: ClassVar[bool] = False
     """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
-    """How little the drafter's confidence in a token says about its survival, for policies that
-    look at it. Of the variance of what becomes of a request's tokens it explains 1 / (1 + this),
-    but no less than the state of the model does (docs/explanation/luck.md)."""
+    """How little the drafter's confidence in a token says about its acceptance, for policies that
+    use it: confidence explains 1 / (1 + this) of the variance in the acceptance of a request's
+    tokens, but no less than the state of the model does (docs/explanation/luck.md)."""
     rank_factors: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
     """How likely the drafter's second, third, ... candidate is right where the better ones are not,
     as a share of the first one's chance there, for trees; 0 beyond the last. By default all are 1
@@ -172,15 +172,15 @@ class Acceptance(Member):
         """
 
     def of_drafter(self, name: str) -> "Acceptance":
-        """Return the acceptance model of one of ``speculative_config.models``."""
+        """Return the acceptance model of a drafter, one of ``speculative_config.models``."""
         return self
 
     def token_lucks(
         self, luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
     ) -> TokenLucks:
-        """Return what decides on single tokens, for confidences; from the tables of a whole run.
+        """Return the function that gives the luck behind each token, for confidences.
 
-        Where nothing is known but the tables, chances are counted in them.
+        By default chances are counted in the survival tables of the whole run.
         """
         return CountedLuck(luck, max_draft_len, survival_tables)
 
@@ -192,9 +192,9 @@ class Acceptance(Member):
         return type(self).token_lucks is Acceptance.token_lucks
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Return what is to be known of the drafts of a run's requests but their luck.
+        """Return the chances of draft tokens, given the model and its state but not the luck.
 
-        A ConfigError if there is no model: what was recorded is all that there is.
+        A ConfigError if acceptance was recorded, so that there is no model.
         """
         raise ConfigError(
             f"acceptance '{self.kind}' has no model whose state could be known; use a model, or "
@@ -203,21 +203,21 @@ class Acceptance(Member):
 
     @property
     def state_share(self) -> float:
-        """Share of the variance of a request's fates that the model's state explains."""
+        """Share of the variance in a request's acceptance that the model's state explains."""
         return 0.0
 
     @property
     def inner(self) -> "tuple[Acceptance, ...]":
-        """The models that it is made of."""
+        """The acceptance models inside this one."""
         return ()
 
     def doubts(self, requests: Sequence[Request], draft_len: int) -> list[str]:
-        """Return a line for each reason to doubt what becomes of drafts of up to so many tokens."""
+        """Return a line for each reason to doubt the acceptance of drafts up to `draft_len`."""
         return [line for model in self.inner for line in model.doubts(requests, draft_len)]
 
     @property
     def rules(self) -> frozenset[str | None]:
-        """Rules of rejection that its chances are of; None is token by token."""
+        """The rejection rules for which the chances hold; None is token by token."""
         inner = frozenset[str | None]().union(*(model.rules for model in self.inner))
         if self.rejection is None:
             return inner or frozenset([None])
@@ -225,25 +225,24 @@ class Acceptance(Member):
 
     @property
     def is_lossless(self) -> bool:
-        """Whether answers are the target's own, whatever is drafted."""
+        """Whether the output follows the target's distribution, whatever is drafted."""
         return self.rules <= {None, "block"}
 
     @property
     def has_model(self) -> bool:
-        """Whether `known_rates` has an answer."""
+        """Whether `known_rates` returns chances instead of raising."""
         return type(self).known_rates is not Acceptance.known_rates
 
     def shifted(self, change: float) -> "Acceptance | None":
-        """Return the model with each draft token's chance so much higher, within 0.01 to 0.99.
+        """Return the model with P(token accepted | all before it were) raised by `change`.
 
-        Given that all before it were accepted. None if the model has no chances to be moved: the
-        records are what they are.
+        Chances stay within 0.01 to 0.99. None if the model replays records, without chances.
         """
         return None
 
 
 def shifted_rate(rate: float, change: float) -> float:
-    """Return a chance so much higher, within what `Acceptance.shifted` says."""
+    """Return `rate` + `change`, within the limits of `Acceptance.shifted`."""
     return min(max(rate + change, _LEAST), 1.0 - _LEAST)
 
 
@@ -280,7 +279,7 @@ _kept = _Latest(most_bytes=2**25)
 
 
 class DrawnAcceptance(Acceptance):
-    """Draws what survives from the luck of each output position; a member says how."""
+    """Base of the models that draw accepted lengths from the luck of each output position."""
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
@@ -311,7 +310,7 @@ class DrawnAcceptance(Acceptance):
         return drawn
 
     def own_luck(self, luck: Luck, indices: list[int], counts: list[int]) -> Floats:
-        """Return the luck of each position itself, standard normal: the lower the better."""
+        """Return each position's own luck, standard normal; a token is accepted if it is low."""
         return normals(luck.uniforms(indices, counts))
 
     @abstractmethod
@@ -345,9 +344,9 @@ def drawn_positions(requests: Sequence[Request], max_draft_len: int) -> tuple[li
 
 
 class Oracle:
-    """The future: how long drafts will survive.
+    """The future: the accepted length of a draft at each output position.
 
-    Only policies that say "oracle" in their name receive it.
+    Only an `OraclePolicy` receives it.
 
     Args:
         survival_lens: Survival tables of all requests, end to end. Where drafts are real tokens
@@ -369,7 +368,7 @@ class Oracle:
     def survival_lens(
         self, requests: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return how long a longest draft survives that is made now; 0 beyond the answer's end.
+        """Return the accepted length of a draft of full length made now; 0 beyond the output.
 
         Args:
             requests: Index of each request, shape (n,).
@@ -384,10 +383,9 @@ class Oracle:
     def useful_lens(
         self, requests: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return how many draft tokens are worth making, given as for `survival_lens`.
+        """Return how many draft tokens are useful, for arguments as of `survival_lens`.
 
-        As many as will survive, but none beyond the end of the answer, whose last token comes as
-        the bonus token.
+        That is the accepted length, cut so that the last output token comes as the bonus token.
         """
         left_lens = self._starts[requests + 1] - self._starts[requests] - positions - 1
         useful: NDArray[np.int64] = np.minimum(self.survival_lens(requests, positions), left_lens)

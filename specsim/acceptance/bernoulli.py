@@ -32,7 +32,7 @@ class IndependentTokens(DrawnAcceptance):
 
     @property
     def place_factors(self) -> tuple[float, ...]:
-        """Of the places in a draft; the last holds for all later ones."""
+        """Factor on alpha by place in the draft; the last holds for all later places."""
         return (1.0,)
 
     def position_rates(self, num_positions: int) -> list[float]:

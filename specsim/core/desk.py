@@ -1,10 +1,10 @@
-"""Desks: the arrays that the inner loops of policies, and of drafters' luck, work on.
+"""Desks: reusable sets of arrays that the loops of policies and acceptance models work on.
 
-Where numpy has no quick way, a loop is a plain function over arrays (`specsim.core.compiled`): it
-allocates nothing, raises nothing and adds up in the order that the text says, so that it returns
-the same bits, compiled or not. What it is to know of a step is copied to a desk, where other arrays
-last. Tables of a step, such as a gain for each token of each draft, are one row after the other;
-`sizes` says how many of it all there are.
+Where numpy is slow, a loop is a plain function over arrays (`specsim.core.compiled`): it allocates
+nothing, raises nothing and adds in the order of its source, so that it returns the same bits,
+compiled or not. The numbers of a step are copied to the desk; other arrays keep their values from
+step to step. Tables of a step, such as a gain for each token of each draft, are flattened row by
+row, with their dimensions in the field `sizes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ Arrays = TypeVar("Arrays")
 
 
 def loop_on(arrays: type, *rooms: str) -> Callable[[Callable[[Any], int]], Loop]:
-    """Make a function a loop on such arrays; `rooms` besides its module and this one."""
+    """Return a decorator that makes a function a `Loop` on `arrays`; `rooms` are as for `Loop`."""
 
     def loop(function: Callable[[Any], int]) -> Loop:
         module = function.__module__
@@ -39,14 +39,14 @@ def loop_on(arrays: type, *rooms: str) -> Callable[[Callable[[Any], int]], Loop]
 
 
 class PerRequest:
-    """A number, or a row of some shape, for every request, in an array that grows."""
+    """A number, or a row of a given shape, for every request, in an array that grows."""
 
     def __init__(self, initial: float, *shape: int, dtype: type = np.float64) -> None:
         self._initial = initial
         self.values: NDArray[Any] = np.full((1024, *shape), initial, dtype=dtype)
 
     def up_to(self, requests: Ints) -> NDArray[Any]:
-        """Return the values of all requests, at least of these; good until it is asked again."""
+        """Return the values by request index, enlarged to cover `requests`; valid until then."""
         needed = int(np.maximum.reduce(requests)) + 1 if len(requests) else 0
         if needed > len(self.values):
             size = max(needed - len(self.values), len(self.values))
@@ -56,12 +56,12 @@ class PerRequest:
         return self.values
 
     def become(self, dtype: DTypeLike) -> None:
-        """Hold numbers of another type, if the first one is one."""
+        """Change the element type, if that can hold the initial value."""
         if np.array(self._initial).astype(dtype) == self._initial:
             self.values = self.values.astype(dtype, copy=False)
 
     def forget(self, request: int) -> None:
-        """Know nothing of a request any more; its index is another's from now on."""
+        """Reset a request to the initial value, since its index will be used again."""
         if request < len(self.values):
             self.values[request] = self._initial
 
@@ -75,14 +75,14 @@ class PerRequest:
 
 
 class Desk(Generic[Arrays]):
-    """A tuple of arrays, made anew where a step needs more room, and the loops on it.
+    """A tuple of arrays, enlarged where a step needs more room, with the loops on it.
 
     Args:
-        kind: The tuple.
-        *loops: Those on it.
-        **given: Fields that are not zeros with room for a step: arrays that last, what is known
-            `PerRequest`, the shape of zeros of another size, a hook, or another desk. Of such a
-            part, what has the name of a field before it is that field.
+        kind: The `NamedTuple` class.
+        *loops: Loops on its arrays.
+        **given: Values of fields: an array to keep, a `PerRequest`, the shape of an array of zeros,
+            a `Hook`, or another desk as a part. All other fields are zeros with room for a step. A
+            part's field named like one given before it is the same array.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Desk(Generic[Arrays]):
         self._runs: Sequence[Callable[[], int]] | None = None
 
     def _check(self, field: str, given: Any) -> None:
-        """Raise a TypeError for what no array of the field can be made of."""
+        """Raise a TypeError if `given` does not fit the type of the field."""
         kind = self._types.get(field)
         if kind is None:
             raise TypeError(f"no field '{field}'; {nearest(field, list(self._types))}")
@@ -113,7 +113,7 @@ class Desk(Generic[Arrays]):
             given = given.values
         if isinstance(given, np.ndarray):
             check_array(field, given, *kind)
-        elif len(np.broadcast_shapes(given)) != kind[1]:  # refuses what is no shape
+        elif len(np.broadcast_shapes(given)) != kind[1]:  # raises if `given` is not a shape
             raise TypeError(f"shape {given} of '{field}' must have {kind[1]} axes")
 
     @property
@@ -124,13 +124,16 @@ class Desk(Generic[Arrays]):
         return self._runs
 
     def fit(self, num: int) -> Arrays:
-        """Return arrays with room for one more than so many numbers."""
+        """Return the arrays, with room for `num` + 1 numbers."""
         if num > self._room:
             self._make(num, None, {})
         return self.arrays
 
     def made(self, num: int, requests: Ints, shared: Mapping[str, Any]) -> Pointers:
-        """Return pointers to arrays with room for that and so many requests, some of them given."""
+        """Return pointers to arrays made with room for `num` numbers and for `requests`.
+
+        Fields in `shared` are taken from there.
+        """
         self._make(num, requests, shared)
         return self._pointers
 
@@ -168,4 +171,4 @@ class Desk(Generic[Arrays]):
 
 
 class LocalDesk(Desk[Arrays], local):
-    """A desk of which every thread has its own; what lasts there is only read."""
+    """A desk with separate arrays in each thread; arrays that are kept may only be read."""

@@ -1,7 +1,7 @@
-"""Answers: what a policy of the user's returns, checked before the engine acts on it.
+"""Answers: checks of what user-written policies, routers and autoscalers return.
 
-Policies that specsim ships are held to the same rules by the contract tests, so that their answers
-need not be looked at while a run goes on.
+The contract tests hold the policies that specsim ships to the same rules, so that their answers
+need no checks during a run.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class AskedMember(Generic[T]):
-    """A router or an autoscaler, its memory, and what it answers, checked if it is of the user's.
+    """A router or an autoscaler with its memory; the answers of a user's class are checked.
 
-    At first that is asked twice, with a second memory. This began as the first did and meets the
-    same questions, so that the answers are the same unless the class draws luck of its own, or
-    remembers something elsewhere: then a run cannot be repeated.
+    The first questions are asked twice, the second time with another memory from `start`. Both
+    memories see the same questions, so the answers are equal unless the class has randomness or
+    state outside its memory, with which no run could be repeated.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AskedMember(Generic[T]):
         self._second = start() if self._left else None
 
     def answer(self, *question: Any) -> T:
-        """Return the answer; a PluginError if it is none, or another the second time."""
+        """Return the answer; a PluginError if it is not allowed, or differs the second time."""
         given = self._ask(self._memory, *question)
         if self._left:
             self._left -= 1
@@ -60,11 +60,11 @@ class AskedMember(Generic[T]):
         return given
 
 
-_ASKED_TWICE = 64  # enough to tell one that throws a coin
+_ASKED_TWICE = 64  # questions; enough to find a class that is random
 
 
 def asked_router(router: Router, seed: int) -> AskedMember[int]:
-    """Return what asks a router for the place of a replica, given the prompt and all replicas."""
+    """Return a checked router: its answers are places in the list of replicas."""
 
     def ask(memory: Any, prompt: PromptView, replicas: Sequence[ReplicaView]) -> int:
         given: Any = router.choose(prompt, replicas, memory)
@@ -78,7 +78,7 @@ def asked_router(router: Router, seed: int) -> AskedMember[int]:
 
 
 def asked_autoscaler(autoscaler: Autoscaler) -> AskedMember[float]:
-    """Return what asks an autoscaler for how many replicas it wants, given its pool."""
+    """Return a checked autoscaler: its answers are numbers of replicas for a pool."""
 
     def ask(memory: Any, pool: PoolView) -> float:
         given: Any = autoscaler.enough(pool, memory)
@@ -91,7 +91,7 @@ def asked_autoscaler(autoscaler: Autoscaler) -> AskedMember[float]:
 
 
 class Answers:
-    """Checks the answers of one policy; each method returns the answer in one form.
+    """Checks the answers of one policy; each method returns the answer as one type.
 
     A PluginError names the policy, the method, the step and the value.
     """
@@ -126,12 +126,12 @@ class Answers:
         return trees
 
     def verify_lens(self, given: Any, draft_lens: Ints, step: StepView) -> Ints:
-        """Return how many drafts of each sequence are verified."""
+        """Return how many draft tokens of each sequence are verified."""
         rule = "from 0 to the drafts of each sequence"
         return self._lens("verify_lens", given, step, draft_lens, rule)
 
     def stop_len(self, given: Any, step: StepView) -> int | Ints | None:
-        """Return after how many tokens drafts are cut, if they are."""
+        """Return the length at which drafts are cut; None if they are not."""
         if given is None:
             return None
         if not is_whole(given):
@@ -147,7 +147,7 @@ class Answers:
         return np.asarray(values, dtype=np.bool_)
 
     def drops(self, given: Any, step: StepView) -> NDArray[np.bool_] | None:
-        """Return who is drafted for no more."""
+        """Return which sequences the drafter stops serving; None: none of them."""
         if given is None:
             return None
         values = _array(given)
@@ -187,7 +187,7 @@ class Answers:
         return np.array(values, dtype=np.int64)
 
     def refuse_empty_steps(self, step: StepView) -> NoReturn:
-        """Raise: steps run nothing, again and again."""
+        """Raise a PluginError: too many steps in a row were empty."""
         raise PluginError(
             f"{name_of(self._policy)}: {MOST_EMPTY_STEPS:,} steps in a row, the last at "
             f"{step.record['scheduled_at']:g} s, ran nothing although requests wait: the run "
@@ -228,7 +228,7 @@ def _at(step: StepView) -> str:
 
 
 def _array(given: Any) -> NDArray[Any] | None:
-    """Return a list or array as an array; None for what is neither, or not of one shape."""
+    """Return a list or array as an array; None if it is neither, or ragged."""
     if not isinstance(given, list | tuple | np.ndarray):
         return None
     try:

@@ -1,9 +1,9 @@
-"""Cluster: replicas behind a router, on the event clock, and what happens to them.
+"""Cluster: replicas behind a router on the event clock, and the events that concern them.
 
-Requests arrive, clients wait, replicas fail: these are events of SimPy's clock. A replica goes on
-by itself between them. Where nobody outside can tell what it has done meanwhile, it is left behind
-until somebody looks (`specsim.engine.replica.Replica.advance`); where clients wait for answers, it
-is kept up with the clock.
+Arrivals, waiting clients and failures are events of SimPy's clock; between them each replica runs
+by itself. If nothing outside depends on what it does, it stays behind the clock until its state is
+needed (`specsim.engine.replica.Replica.advance`); if clients wait for answers, it keeps up with the
+clock.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ from specsim.routing import PromptView, ReplicaView, Router
 
 
 class EventClock(Environment):
-    """The event clock; events can be given the very instant at which they happen.
+    """The event clock; events can be scheduled at an exact instant.
 
-    It alone writes to SimPy's private fields. `Environment.schedule`, `timeout` and `run` take
-    delays or make them of an instant, and now + (instant - now) need not be that instant: events
-    that belong together would fall apart, and others change places.
+    Only this class writes to SimPy's private fields. `Environment.schedule`, `timeout` and `run`
+    work with delays, and in floating point now + (instant - now) need not equal the instant, so
+    that simultaneous events would be separated or change their order.
     """
 
     @property
@@ -51,35 +51,35 @@ class EventClock(Environment):
         return event
 
     def skip_to(self, instant: float) -> bool:
-        """Let time pass at once; False, and it stands still, if anything happens up to then."""
+        """Set the clock to `instant`; False, without doing so, if an event is due by then."""
         if self.peek() <= instant:
             return False
         self._now = instant
         return True
 
     def call_at(self, instant: float, action: Callable[[], None]) -> None:
-        """Do something at an instant, before the end of any step then."""
+        """Call `action` at an instant, before any step that ends at that instant."""
         event = self.happens(Event(self), instant, first=True)
         assert event.callbacks is not None
         event.callbacks.append(lambda _: action())
 
     def call_after(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something after a time, before the end of any step then."""
+        """Call `action` after `delay` seconds, before any step that ends then."""
         self.call_at(self.now + delay, action)
 
 
 class Cluster:
     """Replicas behind a router.
 
-    `make_replica` is told a number and when that replica starts; with `keeps_up` replicas are kept
-    up with the clock, since what they do has consequences outside. Of the replicas, `started` are
-    there from the beginning; by default all.
+    `make_replica` gets a replica's number and its start time. With `keeps_up`, replicas keep up
+    with the clock, since what they do has consequences outside. The first `started` replicas, by
+    default all, run from the beginning.
     """
 
     is_alone = True
-    """Whether all that happens to it is on the clock beforehand, and nobody else's on it."""
+    """Whether the clock holds all events of this cluster beforehand, and no one else's."""
     has_notices = False
-    """Whether news lie among replicas' arrivals, where columns cannot tell them from requests."""
+    """Whether the arrivals of replicas include news (`table.Arrival.kind`), not just requests."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class Cluster:
         self._asked = asked_router(router, seed)
         self._keeps_up = keeps_up
         self._asleep: dict[Replica, Event] = {}
-        """Those that wait for requests, and what wakes them."""
+        """Replicas that wait for requests, and the event that wakes each of them."""
         self._draining: set[int] = set()
-        """Those that take no more requests."""
+        """Replicas that take no more requests."""
         self._states = States(replicas)
         self._replicas: list[Replica | None] = [None] * replicas
         for number in range(replicas if started is None else started):
@@ -136,11 +136,11 @@ class Cluster:
         return Roster(self._states, list(up.values()), list(up))
 
     def number_of(self, request: Request) -> int:
-        """Return what a request is called to the router."""
+        """Return the number of a request in the router's view."""
         return request.index
 
     def submit(self, request: Request) -> None:
-        """Route a request, now."""
+        """Route a request to a replica now."""
         replica = self._chosen(request)
         if replica is None:
             self._stranded.append(Departure(request.index, self.clock.now))
@@ -153,7 +153,7 @@ class Cluster:
         return 0
 
     def tell(self, replica: Replica, kind: int, request: int, row: int) -> None:
-        """Tell a replica that is up what has become of the KV entries of a row, now."""
+        """Send a replica that is up news of a row's KV entries (`table.REQUEST` has the kinds)."""
         replica.tell(kind, request, row, self.clock.now)
         self._wake(replica)
 
@@ -192,7 +192,7 @@ class Cluster:
             self._asleep.pop(replica.leader).succeed()
 
     def _run_event_by_event(self, replica: Replica) -> Generator[Event, None, None]:
-        """Let a replica do one thing at a time, each when its time has come."""
+        """Run a replica event by event, each at its time on the clock."""
         while replica.is_up:
             if replica.next_at == inf:
                 self._asleep[replica] = self.clock.event()
@@ -203,7 +203,7 @@ class Cluster:
                 replica.advance(nextafter(self.clock.now, inf))
 
     def _run_ahead(self, replica: Replica) -> Generator[Event, None, None]:
-        """Let the only replica, or group, run up to what happens next but for its own ends."""
+        """Run the only replica, or group, up to the next event that is not an end of its own."""
         while replica.is_up:
             horizon = self.clock.peek()
             replica.advance(horizon)
@@ -222,7 +222,7 @@ class Cluster:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no replica goes on by itself."""
+        """Whether no replica has anything to do by itself."""
         return all(replica.next_at == inf for replica in self.up)
 
     def check_stranded(self) -> None:
@@ -245,14 +245,14 @@ class Cluster:
         self._up = self._taking_requests()
 
     def _at_now(self, number: int) -> Replica:
-        """Return a replica that is there, which has gone on to this instant."""
+        """Return a replica that is up, after advancing it to the present."""
         replica = self._replicas[number]
         assert replica is not None
         replica.advance(self.clock.now)
         return replica
 
     def fail(self, number: int) -> None:
-        """Let a replica die; its requests go to the others, in the order in which it had them."""
+        """Let a replica fail; its requests are routed again, in the order of `Replica.fail`."""
         replica = self._at_now(number)
         left = replica.fail()
         self._asleep.pop(replica, None)
@@ -271,14 +271,14 @@ class Cluster:
         return None
 
     def restore(self, number: int) -> None:
-        """Start a replica that is not there; it gets what waited for any replica to be up."""
+        """Start a replica that is down; it gets the stranded requests."""
         self._replicas[number] = self._started(number)
         self._up = self._taking_requests()
         stranded, self._stranded = self._stranded, []
         self._move(stranded)
 
     def slow_down(self, number: int, factor: float) -> None:
-        """Let a replica take `factor` times as long for what it schedules from now on."""
+        """Let every step that a replica schedules from now on take `factor` times as long."""
         replica = self._at_now(number)
         replica.slow_down(factor)
 
@@ -288,7 +288,7 @@ class Cluster:
         self._up = self._taking_requests()
 
     def retire(self, number: int) -> float | None:
-        """Let a draining replica go that has nothing left; return when it was done, or None."""
+        """Remove a draining replica without requests; return when it was done, or None."""
         replica = self._at_now(number)
         if replica.num_running or replica.num_waiting:
             return None
@@ -302,7 +302,7 @@ class Cluster:
         return len(self._stranded)
 
     def look(self) -> Roster:
-        """Return the replicas that take requests, as they are now, and take in all results."""
+        """Return the replicas that take requests, in their present state, and flush all results."""
         for replica in self.up:
             replica.advance(self.clock.now)
             replica.flush()
@@ -312,9 +312,9 @@ class Cluster:
 def schedule_incidents(
     clock: EventClock, pools: Mapping[str | None, Replicas], incidents: Iterable[Failure | Slowdown]
 ) -> None:
-    """Let incidents happen when their time comes, to replicas by pool; by None without pools.
+    """Schedule incidents on the replicas of each pool; the key is None without pools.
 
-    Call it before any request is submitted: at one instant incidents come first.
+    Call it before any request is submitted, so that incidents come first at any instant.
     """
     incidents = list(incidents)
     for incident in incidents:  # ends first: a replica can come back just when another fails

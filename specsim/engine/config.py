@@ -50,20 +50,20 @@ class EngineConfig(Settings):
     """
 
     model: str | None = None
-    """Checked against the profile's model, if given."""
+    """By default the profile's model; an error if it is another one."""
     tensor_parallel_size: Count | None = None
-    """Checked against the profile's, if given."""
+    """By default the profile's; an error if it differs."""
     pipeline_parallel_size: Count | None = None
-    """Checked against the profile's, if given."""
+    """By default the profile's; an error if it differs."""
     decode_context_parallel_size: Count | None = None
-    """Checked against the profile's, if given."""
+    """By default the profile's; an error if it differs."""
     data_parallel_size: Count | None = None
-    """Ranks with a scheduler and a KV cache each, by default 1; those of a mixture of experts share
-    the experts, and make every forward pass together."""
+    """Number of ranks, each with its own scheduler and KV cache, by default 1. With a mixture of
+    experts, ranks share the experts and make every forward pass together."""
     enable_expert_parallel: bool | None = None
     """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
     vllm_version: VllmVersion = DEFAULT_VERSION
-    """Whose scheduler it is, where versions differ; without effect on vLLM V0's."""
+    """vLLM version whose scheduler rules apply; no effect on scheduler ``prefill_first``."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
     max_num_seqs: Sequences | None = None
@@ -85,43 +85,43 @@ class EngineConfig(Settings):
     kv_cache_memory_bytes: Annotated[int, Field(gt=0, le=1 << 50)] | None = None
     """Memory of each GPU for KV blocks, in place of what `gpu_memory_utilization` leaves."""
     kv_groups: Annotated[tuple[KVLayers, ...], Field(min_length=1)] | None = None
-    """The attention layers, in the model's order, a drafter's last, from which KV cache groups are
-    formed; by default those of the profile's model, and of ``prefill_first`` one group."""
+    """Attention layers from which KV cache groups are formed, in the model's order, a drafter's
+    last; by default those of the profile's model, and one group with ``prefill_first``."""
     disable_hybrid_kv_cache_manager: bool | None = None
-    """If true, layers with a window keep all tokens, like those with full attention."""
+    """If true, layers with a window keep the KV entries of all tokens, as full attention does."""
     enable_prefix_caching: bool = True
     kv_offload: OffloadConfig | None = None
-    """Host memory, and disk, to which KV blocks are copied, and from which they are loaded again
-    (vLLM: ``--kv-transfer-config`` with OffloadingConnector)."""
+    """Offloading of KV blocks to host memory and disk, from which later requests load them (vLLM:
+    ``--kv-transfer-config`` with OffloadingConnector)."""
     prefix_cache_retention_interval: (
         Annotated[int, Field(ge=0, le=2**31)] | Literal["dense"] | None
     ) = None
-    """Tokens after which the prefix of a sliding window is kept for later requests, besides where
-    prompts end; by default 0, only there. ``dense``: wherever a hit may end (vLLM: null, which was
-    the default until 0.28)."""
+    """With sliding windows, distance in tokens between the places at which a prefix can be hit,
+    besides the end of each prompt; by default 0: only there. ``dense``: wherever a hit may end
+    (vLLM: null, which was the default until 0.28)."""
     enable_chunked_prefill: bool = True
     async_scheduling: bool | None = None
     """By default on, unless the drafting method or the scheduler rules it out."""
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31)] = 0
     long_prefill_token_threshold_adaptive: bool = False
     prefill_schedule_interval: Count | None = None
-    """Steps of which one may read prompts, while anybody decodes; by default 1, each. Ranks that
-    share experts read them in the same ones; before 0.33 vLLM has it for these alone."""
+    """While requests decode, only one step in this many may read prompts; by default 1: every step.
+    Ranks that share experts read prompts in the same steps; before 0.33 only those have it."""
     scheduler_reserve_full_isl: bool = True
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the blocks that admissions leave free; V0 used 0.01."""
+    """Share of the KV blocks that admissions leave free; V0 used 0.01."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     enforce_eager: bool = False
     """If true, there are no CUDA graphs: the host launches each kernel of each pass."""
     max_cudagraph_capture_size: Count | None = None
-    """Tokens of the largest CUDA graph; of a pass of more the host launches each kernel. By default
-    twice those of a step in which max_num_seqs sequences decode, drafts included, at most 512, and
-    1024 on B200 and B300."""
+    """Batched tokens of the largest CUDA graph; in larger steps the host launches each kernel. By
+    default twice the tokens of a step in which max_num_seqs sequences decode, drafts included, at
+    most 512, and 1024 on B200 and B300."""
     drafter_serves_all: bool = False
-    """If true, the drafter reads every request, as in vLLM's V1. Else a policy may let go of some
-    for good, which saves the drafter's passes, as V0 did at `disable_by_batch_size`."""
+    """If true, the drafter reads every request, as in vLLM V1. Else a policy may drop requests from
+    the drafter for good, which saves its passes, as V0 did with `disable_by_batch_size`."""
     lora_config: LoraConfig | None = None
-    """For requests that are for LoRA adapters; the profile has to say what these cost."""
+    """For requests with LoRA adapters; the profile must have their costs."""
     speculative_config: Annotated[Proposer, PROPOSERS] | None = None
     """vLLM's own JSON: ``{method: eagle3, num_speculative_tokens: 5}``."""
 
@@ -240,13 +240,13 @@ class EngineConfig(Settings):
 
     @property
     def rules(self) -> Rules:
-        """What its scheduler does where versions differ; vLLM V0 is older than all of them."""
+        """Scheduler rules of the version; for vLLM V0 those of the oldest one."""
         if self.scheduler == "prefill_first":
             return RULES[min(RULES)]
         return RULES[self.vllm_version]
 
     def behind_connector(self) -> Self:
-        """Return a copy as it is with a KV connector: its hashes do not look ahead."""
+        """Return a copy for use with a KV connector, with which block hashes do not look ahead."""
         proposer = self.speculative_config
         if proposer is None or not self.rules.hashes_look_ahead:
             return self
@@ -256,7 +256,7 @@ class EngineConfig(Settings):
     def _version_limits(
         self, proposer: Proposer | None, lookahead_len: int, max_draft_len: int
     ) -> dict[str, int]:
-        """Return what follows from the version; V0 knows none of it."""
+        """Return the limits that follow from the vLLM version."""
         rules = self.rules
         drops = proposer is not None and proposer.drops_last_hit and not self._is_apart(proposer)
         looks_ahead = (
@@ -284,7 +284,7 @@ class EngineConfig(Settings):
         }
 
     def _drops_stored(self, proposer: Proposer | None) -> bool:
-        """Return whether the last block that tiers have of a drafter's layers is not loaded."""
+        """Return whether the last stored block of a drafter's layers is not loaded from tiers."""
         if self.rules.drops_stored:
             return True
         is_told_apart = self.rules.drops_in_last and proposer and proposer.drops_in_last_group

@@ -1,4 +1,4 @@
-"""Deliver: take in what a step produced, tell the scheduler, and write the results down."""
+"""Deliver: emit the tokens of a step that comes back, update sequences, and record the results."""
 
 from math import floor
 
@@ -13,7 +13,7 @@ from specsim.engine.waiting import close_gaps, free_row, leave_queue
 
 @inner
 def has_room(table: Table) -> bool:
-    """Return whether the buffers have room for what any step can add."""
+    """Return whether the result buffers have room for all that a step can add."""
     state, most = table.state[0], table.limits[0].max_num_running
     return bool(
         state.steps_len < len(table.steps_out)
@@ -68,7 +68,7 @@ def deliver(table: Table) -> None:
 
 @inner
 def _settle(table: Table, row: int, rejected_len: int, emitted_len: int) -> None:
-    """Take rejected drafts back, and what was emitted out of what is in flight."""
+    """Subtract rejected drafts from the computed tokens, and emitted ones from those in flight."""
     sequence = table.sequences[row]
     sequence.computed_len -= rejected_len
     if sequence.placeholder_len:
@@ -123,10 +123,10 @@ def _finish(table: Table, row: int, landing_len: int) -> None:
 
 @inner
 def withdraw(table: Table, row: int) -> None:
-    """Take out a sequence that is marked as `WITHDRAWN`: its blocks are free at once.
+    """Remove a sequence with status `WITHDRAWN` and free its blocks.
 
-    What is loaded into is free when the load has ended, and what a step in flight writes to, behind
-    a KV connector, when that has landed. What such a step brings is dropped.
+    Blocks that are being loaded are freed when the load has ended; with a KV connector, those that
+    a step in flight writes to when it has landed. The tokens of such a step are dropped.
 
     Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py finish_requests``.
     """
@@ -153,7 +153,7 @@ def withdraw(table: Table, row: int) -> None:
 
 @inner
 def land(table: Table) -> None:
-    """Be done with the current step: rows that had ended, and were in no later one, are free."""
+    """End the current step, and free the rows of ended sequences that are in no later step."""
     limits, state = table.limits[0], table.state[0]
     for place in range(table.steps[state.current].num_requests):
         entry = table.entries[state.current, place]
@@ -198,7 +198,7 @@ def _note_delivery(table: Table, place: int, first_gap: int) -> None:
 
 @inner
 def _note_gap(table: Table, first: int, value: float, tokens: int) -> None:
-    """Count a gap together with those of the same step that are like it."""
+    """Record a gap between deliveries, merged with equal gaps of the same step."""
     state = table.state[0]
     for place in range(state.gaps_len - 1, first - 1, -1):
         gap = table.gaps_out[place]

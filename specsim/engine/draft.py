@@ -1,4 +1,4 @@
-"""Draft: how many tokens the drafter is run for after a step, and how many are accepted."""
+"""Draft: how many tokens are drafted after a step, and how many of them are accepted."""
 
 from specsim.core.compiled import has, inner, run
 from specsim.engine.asking import decide
@@ -7,9 +7,9 @@ from specsim.engine.table import Table
 
 @inner
 def ask(table: Table) -> bool:
-    """Ask for as many drafts as the size of the step says: a fixed k, or vLLM's schedule of k.
+    """Set the draft lengths of the step: by its size (fixed k, or a schedule of k), or the policy.
 
-    Or as many as a policy says that is asked at every step; False if it cannot be.
+    False if the policy raised an error or gave an answer that is not allowed.
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
@@ -27,10 +27,10 @@ def ask(table: Table) -> bool:
 
 @inner
 def offer(table: Table) -> None:
-    """Give the sequences of a step the drafts that the proposer comes up with.
+    """Give the sequences of a step the draft tokens that the proposer finds.
 
-    A sequence in mid-prefill ignores them. Asynchronously they are reserved before they are made
-    (vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``).
+    A sequence in mid-prefill gets none. Under asynchronous scheduling, room is reserved before the
+    drafts are made (vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``).
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
@@ -51,11 +51,11 @@ def offer(table: Table) -> None:
 
 @inner
 def _kept_len(table: Table, place: int) -> int:
-    """Return how much is left of a draft that was made while the step verified the one before.
+    """Return the usable length of a draft that was made while the step verified the one before.
 
-    It goes on from there, so it is of use if all of that was accepted, and its first token is the
-    one that the target has added: that much is verified before it is offered. Where no draft was at
-    hand, this is the pre-verify of PEARL, else its post-verify (Liu et al. 2025, section 4).
+    It continues that draft, so it is usable only if all of that was accepted and its own first
+    token is the target's bonus token, which is not verified again. If the step had no draft, this
+    is PEARL's pre-verify, else its post-verify (Liu et al. 2025, section 4).
     """
     entry = table.entries[table.state[0].current, place]
     sequence = table.sequences[entry.row]
@@ -68,7 +68,7 @@ def _kept_len(table: Table, place: int) -> int:
 
 @inner
 def _cut_to_offers(table: Table) -> None:
-    """Cut what was asked for to what the proposer finds, by its table; positions are known."""
+    """Cut `offered_len` to what the proposer finds at each output position, by its table."""
     current = table.state[0].current
     for place in range(table.steps[current].num_requests):
         entry = table.entries[current, place]
@@ -81,7 +81,7 @@ def _cut_to_offers(table: Table) -> None:
 
 @inner
 def _add_to_step(table: Table) -> None:
-    """Add the drafts to the decodes of this very step, on top of its budget (vLLM V0)."""
+    """Add the drafts to the decodes of the same step, on top of its token budget (vLLM V0)."""
     limits, current = table.limits[0], table.state[0].current
     step = table.steps[current]
     step.drafts_on_top = 1
@@ -101,10 +101,10 @@ def _add_to_step(table: Table) -> None:
 
 @inner
 def verify(table: Table) -> None:
-    """Look up the fate of every draft: it belongs to the request and its output position.
+    """Set the accepted length of every draft from the table of fates, by output position.
 
-    Every earlier step has been delivered, so positions are known. Trees, and drafts whose fate is
-    not in a table, are verified in Python (`specsim.engine.speculation`).
+    Every earlier step has been delivered, so positions are known. Trees, and drafts that the table
+    does not cover, are verified in Python (`specsim.engine.speculation`).
     """
     current = table.state[0].current
     for place in range(table.steps[current].num_requests):
@@ -115,7 +115,7 @@ def verify(table: Table) -> None:
         output_len = sequence.known_len - sequence.prompt_len
         # A step may still be in flight for a sequence that has ended.
         if output_len < table.facts[entry.request].output_len:
-            # A draft that was made meanwhile began one token before, which was accepted.
+            # An overlapped draft began one token earlier, with a token that was accepted.
             ahead = int(table.limits[0].overlaps)
             fate = int(table.fates[sequence.fate_at + output_len - ahead]) - ahead
             entry.accepted_len = min(fate, entry.verified_len)
@@ -123,10 +123,10 @@ def verify(table: Table) -> None:
 
 @inner
 def find_use_of_drafts(table: Table, first: int, end: int) -> None:
-    """Have drafts made after the step if a sequence in one of some places may verify them.
+    """Clear `skips_drafts` if one of the entries `first` to `end` - 1 can use a draft.
 
-    A sequence does not if the step stops short of its known tokens, or surely brings the last of
-    `max_tokens` (vLLM 0.33.0 ``v1/core/sched/scheduler.py _drafts_unused``).
+    A sequence cannot if the step ends before its last known token, or reaches `max_tokens` in any
+    case (vLLM 0.33.0 ``v1/core/sched/scheduler.py _drafts_unused``).
     """
     current = table.state[0].current
     for place in range(first, end):

@@ -1,4 +1,4 @@
-"""Who gets how many KV blocks, and when they give them back, as in vLLM V1.
+"""Allocation of KV blocks to sequences, and when they are freed, as in vLLM V1.
 
 Sources: vLLM 0.32.0 ``v1/core/kv_cache_manager.py allocate_slots`` and
 ``v1/core/single_type_kv_cache_manager.py``, re-implemented from a description of their behaviour.
@@ -29,9 +29,10 @@ from specsim.engine.table import (
 
 @inner
 def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) -> bool:
-    """Give a waiting sequence tables, the blocks of its hit and of its first piece, or nothing.
+    """Allocate block tables, and blocks for the hit and first piece of a waiting sequence.
 
-    The watermark counts only while other sequences run. Returns whether the blocks were there.
+    The watermark applies only while other sequences run. False, with nothing allocated, if there
+    are too few free blocks.
     """
     limits = table.limits[0]
     end_len = cached_len + scheduled_len
@@ -44,9 +45,9 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
 
 @inner
 def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
-    """Give a sequence whose KV entries have been loaded what it lacks up to `end_len`, or nothing.
+    """Allocate the blocks that a loaded sequence lacks up to `end_len`.
 
-    It is subject to the rules of other admissions. Returns whether the blocks were there.
+    The rules of other admissions apply. False, with nothing allocated, if there are too few.
     """
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     known_len = min(sequence.known_len, limits.max_model_len)
@@ -122,7 +123,7 @@ def _reserved_for_loads(table: Table, draft_len: int) -> int:
 
 @inner
 def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
-    """Return how many blocks a sequence lacks for its known tokens and the first drafts."""
+    """Return the number of blocks that a sequence lacks for its known tokens and first draft."""
     sequence = table.sequences[row]
     limits = table.limits[0]
     known_len, remaining = min(sequence.known_len, limits.max_model_len), 0
@@ -243,10 +244,10 @@ def _hold_hits(table: Table, at: int, number: int, left: int, cached_len: int) -
 
 @inner
 def extend(table: Table, row: int, end_len: int) -> bool:
-    """Give a running sequence the blocks that it lacks up to `end_len`, or nothing.
+    """Allocate the blocks that a running sequence lacks up to `end_len`; False if too few are free.
 
-    It gives back those that have left a window, whatever comes of it. `end_len` is its length
-    after the step, drafts included, look-ahead slots not. Returns whether the blocks were there.
+    Frees the blocks that have left a window in any case. `end_len` is its length after the step,
+    with drafts but without look-ahead slots.
     """
     limits, sequence = table.limits[0], table.sequences[row]
     if limits.has_windows:
@@ -280,7 +281,7 @@ def _lacking_blocks(table: Table, row: int, end_len: int) -> int:
 
 @inner
 def leave_windows(table: Table, row: int, settled_len: int) -> None:
-    """Give back the blocks that no token of a sequence will read again, after `settled_len`.
+    """Free the blocks that no token of a sequence after `settled_len` will read.
 
     Steps in flight still read theirs, and rejected drafts can take a sequence back to where they
     began, so that only what came before is settled.
@@ -312,7 +313,7 @@ def left_blocks(table: Table, number: int, length: int) -> int:
 
 @inner
 def _leave_leading(table: Table, at: int, left: int) -> None:
-    """Give back the leading blocks of a holding, up to a place."""
+    """Free the leading blocks of a holding, up to a place."""
     holding = table.holdings[at]
     if left > holding.null_blocks:
         _give_back(table, at, holding.null_blocks, left)
@@ -363,7 +364,7 @@ def _next_leave_len(group: Group, null_blocks: int) -> int:
 
 @inner
 def release(table: Table, row: int) -> None:
-    """Take every block, and its tables, away from a sequence that ends or is preempted."""
+    """Free all blocks and the block tables of a sequence that ends or is preempted."""
     at = table.sequences[row].tables_at
     for number in range(table.limits[0].num_groups):
         holding = table.holdings[at + number]
@@ -399,7 +400,7 @@ def _leave_tables(table: Table, row: int) -> None:
 
 @inner
 def _give_back(table: Table, at: int, first: int, end: int) -> None:
-    """Release the blocks of a holding from one place to before another."""
+    """Release the blocks of a holding at the places `first` to `end` - 1."""
     _give_published(table, at, first, end)
     _give_unpublished(table, at, first, end)
 
@@ -520,5 +521,5 @@ def _take_states(table: Table, at: int, group: Group) -> None:
 
 @inner
 def _blocks_for(length: int, block_size: int) -> int:
-    """Return the number of blocks that hold so many tokens."""
+    """Return the number of blocks for `length` tokens."""
     return -(-length // block_size)

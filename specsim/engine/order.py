@@ -1,10 +1,8 @@
-"""Order: in which order a step's verbs are done, for each scheduler.
+"""Order: the verbs (phases) of a step and the order in which each scheduler does them.
 
-A drafter that drafts while the target verifies has an order of its own.
-
-    synchronous     vLLM V1 with a step scheduled only when the one before has come back
-    overlapped      the same, but the drafter runs beside the target, and what it drafts is kept
-                    where it guessed what the target would say (PEARL)
+    synchronous     vLLM V1, where a step is scheduled once the one before has come back
+    overlapped      as synchronous, but the drafter runs beside the target, and its draft is kept
+                    only if it guessed the target's tokens right (PEARL)
     prefill_first   vLLM V0: waiting prompts run first, whole, in a step of their own; drafts are
                     proposed and verified within one step. The papers of 2024 measured on it.
     asynchronous    vLLM V1 with step n + 1 scheduled while step n runs, as if it accepted
@@ -12,9 +10,9 @@ A drafter that drafts while the target verifies has an order of its own.
                     of n stages up to n + 1 steps are in flight, and a sequence decodes in every
                     nth (``config/vllm.py max_concurrent_batches``, ``async_scheduler.py``)
 
-A step is launched, and later it comes back ("lands"). What a verb does stands in the module of its
-name; a verb of which the latency model or the drafter is Python is done there
-(`specsim.engine.python_verbs`), with the same state before and after.
+A step is launched, and later it comes back ("lands"). Verbs are implemented in the modules named
+after them; a verb that needs Python, for a latency model or a drafter written in it, is done in
+`specsim.engine.python_verbs` with the same state before and after.
 """
 
 from collections.abc import Container
@@ -36,34 +34,34 @@ VERBS = 19
     TAKE_IN,  # queue what has arrived
     BEGIN,  # launch a step, let one land, or wait for requests
     SCHEDULE,
-    TRIM,  # the policy drops drafts from the step, or the draft prefill of who is admitted
-    ASK,  # how many tokens to draft
-    OFFER,  # what the proposer comes up with is to be verified
+    TRIM,  # the policy drops drafts from the step, or sequences from the drafter
+    ASK,  # ask the policy how many tokens to draft
+    OFFER,  # give sequences the drafts that the proposer finds, to be verified next
     CHARGE_FORWARD,
-    CHARGE_ADAPTERS,  # LoRA adapters come to the GPU, and are computed with
+    CHARGE_ADAPTERS,  # time to load LoRA adapters and to compute with them
     CHARGE_DRAFTS,
     VERIFY,
-    OBSERVE,  # the policy learns from it
-    SCHEDULED,  # whoever watches sees what has been scheduled
+    OBSERVE,  # the policy learns from the step
+    SCHEDULED,  # show observers the scheduled step
     OVERHEAD,  # the engine's own time, which a busy GPU hides
     LAUNCHED,
     WAIT,  # for the step to end
     CHECK,  # that results fit into their buffers
     DELIVER,
-    DELIVERED,  # whoever watches sees what has been delivered
+    DELIVERED,  # show observers the delivered step
     LANDED,
 ) = range(VERBS)
 
 WAITS, FULL, GROW, REFUSED = VERBS, VERBS + 1, VERBS + 2, VERBS + 3
-"""What `advance` says besides a verb to be done in Python: nothing happens before `State.until`;
-results have to be taken; there are more requests than rows; the policy has said what nobody can
-do."""
+"""Results of `advance` besides a verb to be done in Python. WAITS: nothing happens before
+`State.until`. FULL: the result buffers must be flushed. GROW: there are more requests than rows.
+REFUSED: the policy raised an error or gave an answer that is not allowed."""
 
 DONE = VERBS + 4
-"""What `come` says, too: the rank waits for the others, or does nothing before `State.comes_by`."""
+"""Further result of `come`: the rank waits for others, or does nothing before `State.comes_by`."""
 FAR, WAITING_FOR_OTHERS, BEGUN = range(3)
-"""Values of `State.pass_state`: whether a rank waits for others with a step, whose pass then
-begins."""
+"""Values of `State.pass_state`. FAR: the rank has not come to the next common pass.
+WAITING_FOR_OTHERS: it waits with a step. BEGUN: the pass has begun."""
 
 ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "synchronous": (
@@ -92,11 +90,11 @@ ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         (WAIT, CHECK, VERIFY, OBSERVE, DELIVER, DELIVERED),
     ),
 }
-"""What a step does until it is launched, and what when it lands."""
+"""The verbs of each scheduler: those up to the launch of a step, and those when it lands."""
 
 
 def order_of(kind: str, table: Table, in_python: Container[int]) -> list[int]:
-    """Return the verbs of a replica in their order, without those in which it has nothing to do."""
+    """Return the verbs of a replica in order, without those that would do nothing."""
     launch, land = ORDERS[kind]
     leaves_out, asking = bool(table.limits["leaves_out"][0]), table.asking
     is_idle = {
@@ -116,10 +114,10 @@ def order_of(kind: str, table: Table, in_python: Container[int]) -> list[int]:
 
 @inner
 def _go_on(table: Table) -> int:
-    """Go on until something outside may happen, or a verb has to be done in Python.
+    """Run verbs until something outside may happen, or a verb has to be done in Python.
 
-    Returns that verb, or one of `WAITS`, `FULL`, `GROW` and `REFUSED`. The caller does what is
-    asked for, moves `State.place` on if it was a verb, and calls again.
+    Returns that verb, or one of `WAITS`, `FULL`, `GROW` and `REFUSED`. The caller handles it, moves
+    `State.place` on if it was a verb, and calls again.
     """
     state = table.state[0]
     while True:
@@ -165,7 +163,7 @@ def _go_on(table: Table) -> int:
 
 
 def _drop(table: Table) -> int:
-    """Take out the sequences that have been marked as withdrawn; return how many."""
+    """Remove the sequences with status WITHDRAWN; return how many there were."""
     state, dropped = table.state[0], 0
     for row in range(len(table.sequences)):
         if table.sequences[row].status == WITHDRAWN:
@@ -181,11 +179,11 @@ def _advance(table: Table) -> int:
 
 
 def _come(table: Table) -> int:
-    """Go on to the next pass that ranks make together, as far as it lies before `State.comes_by`.
+    """Run a rank up to the next common pass of all ranks, if that lies before `State.comes_by`.
 
-    Returns what `advance` does, or `DONE`. From event to event where requests are there that the
-    rank has not looked at: those that arrive while it is idle wait. It has looked for them when the
-    last pass began; later ones wait for the pass after.
+    Returns what `advance` returns, or `DONE`. With arrivals that the rank has not looked at, it
+    runs one event at a time. It looks for arrivals when a pass begins; later ones wait for the pass
+    after.
     """
     state = table.state[0]
     if state.pass_state == BEGUN:
@@ -208,12 +206,12 @@ def _come(table: Table) -> int:
             wait_for_others(table, step.target_time, step.overhead_time)
         elif verb != WAITS or is_to_tell(table):
             return verb
-    return WAITS if is_to_tell(table) else DONE  # ends at which it had more to do
+    return WAITS if is_to_tell(table) else DONE  # WAITS: ends are announced first
 
 
 @inner
 def is_to_tell(table: Table) -> bool:
-    """Whether a rank that waits has something to say: ends, or that it will never end."""
+    """Return whether a waiting rank must return to Python: to announce ends, or as it is stuck."""
     state = table.state[0]
     is_awaited = table.limits[0].announces_ends and state.unannounced
     return bool(is_awaited or state.preempted_in_vain >= IN_VAIN)
@@ -221,10 +219,10 @@ def is_to_tell(table: Table) -> bool:
 
 @inner
 def goes_on(state: State) -> bool:
-    """Whether a rank has something to do before the next pass, to which it has not come.
+    """Return whether a rank has work of its own to do before the next common pass.
 
-    If not, it makes a dummy pass if others make one. One that is in the midst of a step has, also
-    if all who were in it are withdrawn.
+    If not, it takes part in the others' pass with a dummy batch. A rank in the middle of a step has
+    work, even if all sequences of the step were withdrawn.
     """
     has_work = state.num_running or state.place or state.next_at <= state.now
     return bool(has_work and state.pass_state == FAR)
@@ -232,7 +230,10 @@ def goes_on(state: State) -> bool:
 
 @inner
 def wait_for_others(table: Table, time: float, overhead_time: float) -> None:
-    """Let a rank wait with a step, which would take so long by itself, unless that is empty."""
+    """Let a rank wait for the others with its step, unless that is empty.
+
+    `time` and `overhead_time` are the seconds that the step would take by itself.
+    """
     state = table.state[0]
     step = table.steps[state.current]
     if not step.batched_tokens:
@@ -254,7 +255,7 @@ come = Loop(_come, TABLE_TYPES, name="engine", rooms=_ROOMS)
 
 @inner
 def _begin(table: Table) -> bool:
-    """Choose between a new step, one that comes back, and nothing to do; False to wait."""
+    """Begin a new step, or let one land, or pass the time to the next arrival; False: wait."""
     limits, state = table.limits[0], table.state[0]
     has_work = state.num_running or state.num_waiting or state.num_loading
     if state.preempted_in_vain >= IN_VAIN:
@@ -279,7 +280,7 @@ def _begin(table: Table) -> bool:
 
 @inner
 def _has_requests_in_flight(table: Table) -> bool:
-    """Whether a step in flight is not empty; a pipeline then is filled up, if with empty ones."""
+    """Return whether a step in flight is not empty; a pipeline is then filled with empty ones."""
     limits, state = table.limits[0], table.state[0]
     for number in range(state.in_flight):
         if table.steps[(state.oldest + number) % limits.depth].num_requests:
@@ -305,7 +306,7 @@ def _launched(table: Table) -> None:
 
 @inner
 def _until_arrival(table: Table) -> bool:
-    """Let time pass until the next request arrives; False if that may be too late."""
+    """Set the clock to the next arrival; False if something outside may happen before."""
     state = table.state[0]
     at = inf
     if state.first_arrival < state.num_arrivals:
@@ -317,9 +318,9 @@ def _until_arrival(table: Table) -> bool:
 
 @inner
 def _until(table: Table, instant: float) -> bool:
-    """Let time pass; False, and it stands still, if that may be too late.
+    """Set the clock to `instant`; False, without doing so, if the replica has to stop before.
 
-    Something outside may happen before, or requests have ended that somebody waits for.
+    It has to if something outside may happen first, or if ends have to be announced first.
     """
     state = table.state[0]
     is_awaited = table.limits[0].announces_ends and state.unannounced
@@ -332,7 +333,7 @@ def _until(table: Table, instant: float) -> bool:
 
 @inner
 def _overhead(table: Table) -> bool:
-    """Let the engine's own time pass; then the GPU begins with the step when it is free."""
+    """Add the engine's overhead to the clock; the step begins on the GPU once that is free."""
     state = table.state[0]
     step = table.steps[state.current]
     if step.overhead_time and not _until(table, state.now + step.overhead_time):
@@ -348,7 +349,7 @@ def _overhead(table: Table) -> bool:
 
 @inner
 def _pass_stages(table: Table) -> None:
-    """Let the step go through the pipeline: each stage begins when it and the one before end.
+    """Time the step through the pipeline: a stage begins when it is free and the last one ends.
 
     The first one needs the tokens that the last one has sampled for the sequences of the step, and
     their drafts, which are made there (vLLM 0.32.0 ``v1/worker/gpu/pp_utils.py``).
@@ -374,7 +375,7 @@ def _pass_stages(table: Table) -> None:
 
 @inner
 def _wait(table: Table) -> bool:
-    """Let time pass until the step that was launched first ends."""
+    """Set the clock to the end of the step that was launched first; False: wait."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     if limits.depth > 1:

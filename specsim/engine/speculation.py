@@ -1,7 +1,7 @@
-"""Speculation: who drafts for a replica, and what of it is decided in Python, verb by verb.
+"""Speculation: the policy, the proposer and the draft source of a replica, as called from Python.
 
-The engine's loop calls it by hooks (`specsim.engine.asking`), and only for what a policy or a draft
-source asks for; a fixed k over a table of fates needs none of it. Which sources there are lies in
+The engine's loop calls it through hooks (`specsim.engine.asking`), and only where a policy or draft
+source needs Python; a fixed k with a table of fates needs none of it. The draft sources are in
 `specsim.run.draft_sources`.
 """
 
@@ -41,65 +41,64 @@ PicksLookup = Callable[[NDArray[np.float64]], "NDArray[np.bool_] | list[bool]"]
 
 
 class StatedTables(NamedTuple):
-    """How sure the drafter is of each token of a run, by output position, end to end."""
+    """Confidence of each draft token of a run, by output position, all requests end to end."""
 
     levels: Bytes  # see `specsim.core.draft_luck.Stating`
-    level_starts: Ints  # where those of each request begin; the last is where all end
+    level_starts: Ints  # where the levels of each request begin; the last is where all end
 
 
 class DraftSource(ABC):
-    """Drafts of one replica."""
+    """Makes the drafts of one replica, and knows how much of them is accepted."""
 
     looks_up = False
-    """Whether drafts are found before the policy is asked, and known by then."""
+    """Whether a lookup finds the drafts before the policy is asked, which then knows them."""
     verifies = False
-    """Whether what is accepted has to be asked of the source; else the table of fates says it."""
+    """Whether accepted lengths come from `accepted_lens`; else from the table of fates."""
     has_fallback = False
-    """Whether a second drafter makes what the first is not used for."""
+    """Whether a second drafter drafts for the sequences whose lookup is not used."""
 
     def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
-        """Draft at full length for the sequences of a step, and return the lengths, tokens.
+        """Draft at full length for the sequences of a step; return the draft lengths, tokens.
 
-        `emitted_lens` is what each of them will deliver at the end of the step, tokens, and
-        `picks_lookup` says whether each of the lookup's drafts is used, by the accepted length that
-        it expects of it.
+        `emitted_lens` are the tokens that each sequence emits at the end of the step.
+        `picks_lookup` gets the accepted length expected of each draft, and returns which are used.
         """
         return step["asked_len"]
 
     @abstractmethod
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return P(accepted | all before it were) of each token of some drafts, by the drafter.
+        """Return the drafter's P(accepted | all before it were) for each token of some drafts.
 
         Shape (n, max(draft_lens)), 0 beyond the end of a draft; `positions` are the output tokens
         known when each draft is made.
         """
 
     def stated(self) -> StatedTables | None:
-        """Return where loops can look up confidences; None: it has to be asked."""
+        """Return tables in which loops can look up confidences; None: call `confidences`."""
         return None
 
     def accepted_lens(self, step: StepView) -> Ints:
-        """Return how much of each draft of a step is accepted, tokens; only if it `verifies`."""
+        """Return the accepted length of each draft of a step, tokens; only if it `verifies`."""
         return np.zeros(step.size, dtype=np.int64)
 
     def candidates(self, requests: Ints, positions: Ints) -> Candidates | None:
-        """Return what the drafter would say after so many output tokens, if it drafts trees."""
+        """Return the drafter's candidates after each output position, if it drafts trees."""
         return None
 
     def keep_trees(self, step: StepView, trees: Tree | list[Tree]) -> Any:
-        """Remember the shapes of the next drafts of a step's sequences, and return their nodes."""
+        """Store the trees of the next drafts of a step's sequences; return their node counts."""
         return 0
 
     def trees(self, requests: Ints) -> list[Tree | None]:
-        """Return the shapes of the last drafts."""
+        """Return the tree of each request's last draft."""
         return []
 
     def paths(self, requests: Ints) -> list[Path]:
-        """Return what was accepted of them."""
+        """Return the accepted path in each request's last tree."""
         return []
 
     def drafted(self, step: StepView, mine: NDArray[np.bool_]) -> Drafted:
-        """Return what is drafted for some sequences of a step: lengths, or shapes."""
+        """Return what is drafted for the sequences `mine` of a step: lengths, or trees."""
         lens: Ints = step["asked_len"][mine]
         return lens
 
@@ -114,15 +113,14 @@ class DraftSource(ABC):
 def drafter_loads(
     step: StepView, source: DraftSource, drafters: Ints, is_undrafted: Ints
 ) -> list[tuple[int, StepLoad, Drafted]]:
-    """Return what each of several drafters has to read and to draft after a step.
+    """Return, for each drafter with work after a step: its number, what it reads, and its drafts.
 
-    `drafters` says who serves each sequence, and `is_undrafted` is 1 for those that nobody serves.
-    Returns each drafter that has anything to do, what it reads, and what it drafts.
+    `drafters` is the number of each sequence's drafter; `is_undrafted` is 1 where none serves it.
     """
     if source.has_fallback:
         return _loads_with_fallback(step, drafters)
     is_late = int(step.record["drafts_on_top"])
-    # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
+    # The drafter does not read trimmed drafts, nor, in vLLM V0, drafts that it is yet to make.
     cuts = step["draft_len"] - (0 if is_late else step["verified_len"])
     lens = step["scheduled_len"] - cuts
     loads: list[tuple[int, StepLoad, Drafted]] = []
@@ -133,11 +131,11 @@ def drafter_loads(
 
 
 def _loads_with_fallback(step: StepView, drafters: Ints) -> list[tuple[int, StepLoad, Drafted]]:
-    """Return the load of a lookup, which serves all requests, and of the model behind it.
+    """Return the load of a lookup, which serves all requests, and of its fallback model.
 
-    The model reads every prompt, and the step's tokens of the sequences that it drafts for. What it
-    left out while the lookup drafted it would have to read as well; its cost per token read is so
-    small beside its cost per pass that this is not charged.
+    The model reads every prompt, and the step's tokens of the sequences that it drafts for. It
+    would also have to read the tokens emitted while the lookup drafted; that is not charged, since
+    a token read costs little beside a forward pass.
     """
     loads: list[tuple[int, StepLoad, Drafted]] = [(0, step.load, np.array(step["found_len"]))]
     mine = (drafters == 1) | (step["prefill_len"] > 0)
@@ -163,26 +161,26 @@ _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass
 class Speculation:
-    """Who drafts how much, what is verified of it, and what survives; of one replica."""
+    """The policy, proposer and draft source of one replica, and the calls that join them."""
 
     policy: Policy
     memory: Any
-    """From ``policy.start``; this replica's own."""
+    """Memory of the policy, from ``policy.start``; each replica has its own."""
     max_draft_len: int
     """Longest draft, tokens; 0 without speculation."""
     source: DraftSource | None = None
-    """None without speculation."""
+    """Makes the drafts; None without speculation."""
     requests: Sequence[Request] = ()
-    """Of the run, by index; for a policy that uses tokens."""
+    """Requests of the run, by index; for a policy that `uses_tokens`."""
     proposer: Proposer | None = None
     proposer_memory: Any = None
-    """From ``proposer.start``; None if it always offers what it is asked for."""
+    """From ``proposer.start``; None if the proposer always drafts as much as it is asked for."""
     numbers: Ints | None = None
-    """What requests are called to the policy, by index, where an index is used again."""
+    """Unique number of each request for the policy, by index, where indices are used again."""
     knows_confidences: bool = True
-    """Whether it is known in time how sure the drafter is of its tokens."""
+    """Whether confidences are known before the policy has to decide."""
     may_drop: bool = True
-    """Whether the policy may let the drafter go of sequences."""
+    """Whether `Policy.drops` is called."""
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
@@ -199,7 +197,7 @@ class Speculation:
         drops = self.may_drop and policy.overrides(Policy.drops)
         overlaps = self.proposer is not None and self.proposer.overlaps
         self.leaves_out = has_prefill and drops and not overlaps
-        """Whether there may be sequences that are never drafted for."""
+        """Whether the drafter may stop serving sequences."""
         self.sees_confidences = (
             self.knows_confidences
             and policy.uses_confidences
@@ -209,7 +207,7 @@ class Speculation:
         self.shows_drafts = (
             self.sees_confidences and looks_up and not isinstance(policy, PicksDrafter)
         )
-        """Whether the policy sees what a lookup has found before it says how much of it to take."""
+        """Whether the policy sees the drafts that a lookup has found when it sets their length."""
         self.estimates = policy.overrides(Policy.alpha_estimate)
         self.stops = policy.overrides(Policy.stop_len)
         self.verifies = source is not None and source.verifies
@@ -218,13 +216,13 @@ class Speculation:
         """Whether the proposer has to be asked for each draft."""
         has_fallback = source is not None and source.has_fallback
         self.is_shared_out = isinstance(policy, PicksDrafter) or has_fallback
-        """Whether there are several drafters."""
+        """Whether there are several drafters, one for each sequence."""
         self.drafts_trees = isinstance(policy, DraftsTrees)
 
     def lens_by_size(self, largest: int) -> Ints | None:
-        """Return the draft length by the number of sequences, if the policy looks at nothing else.
+        """Return the draft length by the number of sequences, if it depends on nothing else.
 
-        Shape (largest + 1,), tokens; for an empty step the longest draft.
+        Shape (largest + 1,), tokens; the longest draft at 0. None: the policy has to be asked.
         """
         if self.source is not None and self.source.looks_up:
             return None
@@ -242,7 +240,7 @@ class Speculation:
 
     @property
     def is_loops(self) -> bool:
-        """Whether the engine's loop asks the policy by itself: what it is shown lies in tables."""
+        """Whether the engine's loop calls the policy's loops directly, without Python."""
         source, policy = self.source, self.policy
         is_loops = isinstance(policy, LoopPolicy) and policy.is_asked_in_loops
         if not is_loops or self.picks_prefix or self.drafts_trees:
@@ -252,14 +250,14 @@ class Speculation:
         return not source.looks_up and not (self.sees_confidences and source.stated() is None)
 
     def shared(self) -> dict[str, Any]:
-        """Return arrays of a table that it knows, if it `is_loops`."""
+        """Return the confidence arrays for `Table`, by field, if the policy `is_loops`."""
         stated = None if self.source is None else self.source.stated()
         if not self.is_loops or stated is None:
             return {}
         return {**stated._asdict(), "level_steps": CONFIDENCES}
 
     def refuse(self, step: StepView, *, is_asked: bool) -> NoReturn:
-        """Raise a PluginError for lengths that nobody can draft, or verify."""
+        """Raise a PluginError for draft lengths (`is_asked`) or verify lengths not allowed."""
         answers = self._rules
         if not step.size:
             answers.refuse_empty_steps(step)
@@ -274,7 +272,7 @@ class Speculation:
         raise AssertionError("a policy has raised, and nobody has heard of it")
 
     def choose_drafter(self, request: int, prompt_len: int) -> int:
-        """Return which of several drafters serves a request; asked when it arrives."""
+        """Return the number of the drafter that serves a request; called when it arrives."""
         if not isinstance(self.policy, PicksDrafter) or not self.max_draft_len:
             return 0
         called = request if self.numbers is None else int(self.numbers[request])
@@ -284,15 +282,15 @@ class Speculation:
         return chosen
 
     def asking(self, step: Callable[[], StepView]) -> Asking:
-        """Return how the engine's loop asks the policy; `step` returns the one it is about.
+        """Return the hooks by which the engine's loop calls the policy; `step` returns the step.
 
-        By its loops, which say in the step's view what they decide, or by functions in Python that
-        do the same.
+        They are the policy's own loops, or functions in Python that likewise write its decisions
+        into the step's view.
         """
         table = step().table
         if self.is_loops:
             return Asking(**self.memory.bind(table.seen, len(table.running), len(table.facts)))
-        table.seen.step["may_drop"] = 1  # what it says of that, it says when it is asked
+        table.seen.step["may_drop"] = 1  # `_drop` asks `drops_now` itself
 
         def hook(act: Callable[[StepView], None]) -> Hook:
             return Hook(lambda: act(step()))
@@ -306,7 +304,7 @@ class Speculation:
         )
 
     def _drop(self, step: StepView) -> None:
-        """Say whom the drafter serves no more."""
+        """Write into the view which sequences the drafter stops serving."""
         reads = step.record["prefill_tokens"] or step.shown("num_admitted")
         if not reads and not self.policy.drops_now(self.memory):
             return
@@ -317,8 +315,8 @@ class Speculation:
             step.view.let_go[: step.size] = dropped
 
     def _verify(self, step: StepView) -> None:
-        """Say what of its drafts a step verifies."""
-        # The context once: what batch expansion reads anew, the policy's cost model adds.
+        """Write into the view how many draft tokens of each sequence the step verifies."""
+        # `own_load` counts each context once; the policy's cost model adds batch expansion.
         batch = self._batch(step, step.own_load)
         draft_lens = step.view.draft_lens[: step.size].copy()
         confidences = _NO_CONFIDENCES
@@ -326,16 +324,16 @@ class Speculation:
             assert self.source is not None
             confidences = self.source.confidences(step.requests, batch.output_lens, draft_lens)
         lens: Any = self.policy.verify_lens(batch, DraftView(draft_lens, confidences), self.memory)
-        if self.answers is not None:  # to which it may have changed those it was shown
+        if self.answers is not None:  # it may have changed the arrays that it was shown
             lens = self.answers.verify_lens(lens, step.view.draft_lens[: step.size], step)
         step.view.lens[: step.size] = lens
 
     def _decide(self, step: StepView) -> None:
-        """Say for how many draft tokens the drafter is run at the end of a step."""
+        """Write into the view how many tokens to draft for each sequence at the end of a step."""
         found_lens = None
         if self.source is not None and self.source.looks_up:
             emitted_lens = np.zeros(step.size, dtype=np.int64)
-            if step.table.limits["asks_last"][0]:  # it is known what becomes of the drafts in it
+            if step.table.limits["asks_last"][0]:  # this step's accepted lengths are known
                 emitted_lens = step["accepted_len"] + 1
             found_lens = self.source.find(
                 step, emitted_lens, lambda scores: self._uses_lookup(scores, step)
@@ -353,7 +351,7 @@ class Speculation:
         return isinstance(self.policy, PicksPrefix) and self.policy.picks_prefix
 
     def _pick_prefix(self, step: StepView) -> None:
-        """Say how many of the running sequences the next step may hold, at least one."""
+        """Set how many of the running sequences the next step may hold, at least one."""
         assert isinstance(self.policy, PicksPrefix)
         table, state = step.table, step.table.state
         running = table.running[: int(state["num_running"][0])]
@@ -367,7 +365,7 @@ class Speculation:
         return used if self.answers is None else self.answers.uses_lookup(used, len(scores), step)
 
     def _batch(self, step: StepView, load: StepLoad, free_slots: int = 1 << 40) -> BatchView:
-        """Return what a policy sees of a step."""
+        """Return a step as Python policies see it, with copies of the view's columns."""
         view, record, size = step.view, step.record, step.size
         decodes, undrafted = step.shown("num_decodes"), None
         if step.shown("num_undrafted"):
@@ -429,7 +427,7 @@ class Speculation:
         return asked if most is None else np.minimum(asked, most)
 
     def offered_lens(self, step: StepView) -> Ints:
-        """Return the draft lengths that the proposer comes up with; positions are known."""
+        """Return the draft lengths that the proposer finds; all output positions are known."""
         assert self.proposer is not None
         offered_len, memory = self.proposer.offered_len, self.proposer_memory
         rows = list(step.each("asked_len"))
@@ -442,7 +440,7 @@ class Speculation:
         return np.array(lens, dtype=np.int64)
 
     def _observe(self, step: StepView) -> None:
-        """Tell the policy what became of the drafts of a step."""
+        """Pass the outcome of a step to the policy."""
         record, source, view, size = step.record, self.source, step.view, step.shown("num_rows")
         requests = view.requests[:size].copy()
         has_fallback = source is not None and source.has_fallback
@@ -463,7 +461,7 @@ class Speculation:
         self.policy.observe(outcome, self.memory)
 
     def _emitted_tokens(self, step: StepView, emits: NDArray[np.bool_]) -> list[list[int]]:
-        """Return the tokens of a step that has not been delivered yet, bonus tokens included."""
+        """Return the tokens that each sequence emits in a step not yet delivered, with bonus."""
         tokens: list[list[int]] = []
         for request, start, accepted_len in compress(step.each("accepted_len"), emits.tolist()):
             ids = self.requests[request].output_token_ids

@@ -1,4 +1,4 @@
-"""What Python sees of a replica's current step: columns, in scheduling order."""
+"""A replica's current step as Python sees it: columns, in scheduling order."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from specsim.engine.table import FINISHED, Table
 
 
 class StepView:
-    """The step at a place of the ring; views of the table, gone when the verb is done."""
+    """The step at a place of the ring: views of the table, valid until the verb is done."""
 
     __slots__ = ("entries", "record", "rows", "size", "table")
 
@@ -36,7 +36,7 @@ class StepView:
 
     @property
     def view(self) -> View:
-        """What was gathered for this verb."""
+        """The policy's view of the step, as gathered for this verb."""
         return self.table.seen
 
     def shown(self, name: str) -> int:
@@ -44,7 +44,7 @@ class StepView:
         return int(self.table.seen.step[name][0])
 
     def each(self, name: str) -> Iterator[tuple[int, int, int]]:
-        """Yield of each sequence its request, its output tokens so far, and a column."""
+        """Yield each sequence's request, output tokens so far, and entry of a column."""
         columns = (self.requests, self.output_lens, self.entries[name])
         return zip(*(column.tolist() for column in columns), strict=True)
 
@@ -67,17 +67,17 @@ class StepView:
 
     @property
     def load(self) -> StepLoad:
-        """What the target's forward pass depends on."""
+        """Load of the target's forward pass."""
         return self._load("context_tokens", "batched_tokens")
 
     @property
     def own_load(self) -> StepLoad:
-        """The same with every context read once, also under batch expansion."""
+        """Load of the target's forward pass, with every context counted once."""
         return self._load("own_context_tokens", "batched_tokens")
 
     @property
     def drafter_load(self) -> StepLoad:
-        """What a drafter that serves all sequences reads after the step."""
+        """Load of a drafter that serves all sequences, after the step."""
         return self._load("drafter_context_tokens", "drafter_batched_tokens")
 
     def _load(self, context_tokens: str, batched_tokens: str) -> StepLoad:
@@ -90,6 +90,6 @@ class StepView:
         )
 
     def pieces(self) -> Pieces:
-        """Return what each sequence processes."""
+        """Return the query and context lengths of each sequence."""
         query_lens = self["scheduled_len"] - self["draft_len"] + self["verified_len"]
         return Pieces(query_lens.tolist(), self["start"].tolist())

@@ -1,7 +1,7 @@
-"""Who waits for admission, in which order, and who runs (vLLM ``v1/core/sched/request_queue.py``).
+"""The waiting queue and the running list (vLLM ``v1/core/sched/request_queue.py``).
 
-First come, first served: the rows are linked, and a preempted sequence goes to the front. By
-priority: the rows are a binary heap, the smallest (priority, arrival, id, index) first, and a
+First come, first served: the queue is a linked list of rows, and a preempted sequence goes to the
+front. By priority: it is a binary heap, the smallest (priority, arrival, id, index) first, and a
 preempted sequence has no privilege.
 """
 
@@ -11,7 +11,7 @@ from specsim.engine.table import FREE, NO_ROW, RUNNING, WAITING, Table
 
 @inner
 def first_waiting(table: Table) -> int:
-    """Return the row that is next; there is one."""
+    """Return the first row of the queue, which must not be empty."""
     if table.limits[0].by_priority:
         return int(table.queue[0])
     return table.state[0].queue_head
@@ -19,7 +19,7 @@ def first_waiting(table: Table) -> int:
 
 @inner
 def next_waiting(table: Table, row: int) -> int:
-    """Return the row that is next after a waiting one; NO_ROW if that is the last."""
+    """Return the row behind a waiting one; NO_ROW if that is the last."""
     if not table.limits[0].by_priority:
         return int(table.sequences[row].next_row)
     found = NO_ROW
@@ -33,11 +33,10 @@ def next_waiting(table: Table, row: int) -> int:
 
 @inner
 def first_settled(table: Table, passed: int) -> int:
-    """Return the first waiting row of which no step is in flight; NO_ROW if there is none.
+    """Return the first waiting row behind `passed` without a step in flight; NO_ROW: none.
 
-    Behind one that was passed over, if any was.
-    One that was preempted meanwhile keeps its place until what it computed has come back. With two
-    steps in flight it always has.
+    A sequence that was preempted while its step was in flight keeps its place until that step has
+    come back, which it always has when there are at most two steps in flight.
     """
     row = first_waiting(table) if passed == NO_ROW else next_waiting(table, passed)
     while row != NO_ROW and table.sequences[row].in_flight_len:
@@ -48,7 +47,7 @@ def first_settled(table: Table, passed: int) -> int:
 
 @inner
 def pass_over(table: Table, row: int) -> None:
-    """Count a row as one that does not wait for room, until it runs (vLLM: `deferred_waiting`)."""
+    """Mark a waiting row as passed over, until it runs (vLLM: `deferred_waiting`)."""
     state, sequence = table.state[0], table.sequences[row]
     if not sequence.passed_as:
         state.num_passed_over += 1
@@ -58,10 +57,10 @@ def pass_over(table: Table, row: int) -> None:
 
 @inner
 def is_ahead(table: Table, one: int, other: int) -> bool:
-    """Return whether a sequence that loads is ahead of another that waits, or loads (until 0.30).
+    """Return whether `one`, which loads, is ahead of `other`, which waits (or loads, to 0.30).
 
-    First come, first served, those that admission has passed over, for whatever reason, are ahead
-    of all others, in the order in which it did.
+    Without priorities, sequences that admission has passed over, for whatever reason, come before
+    all others, in the order in which they were passed over.
     """
     if table.limits[0].by_priority:
         return comes_before(table, one, other)
@@ -77,7 +76,7 @@ def enqueue(table: Table, row: int) -> None:
 
 @inner
 def put_back(table: Table, row: int) -> None:
-    """Put a preempted sequence before others (`Rules.returns_first`), unless priorities decide."""
+    """Put a preempted sequence at the front (`Rules.returns_first`), or into the heap."""
     previous, following = NO_ROW, table.state[0].queue_head
     if not (table.limits[0].returns_first or table.limits[0].by_priority):
         while following != NO_ROW and table.sequences[following].passed_as:
@@ -87,7 +86,7 @@ def put_back(table: Table, row: int) -> None:
 
 @inner
 def _stand(table: Table, row: int, previous: int, following: int) -> None:
-    """Let a sequence wait between two others, unless priorities decide; NO_ROW: at an end."""
+    """Queue a row between two others (NO_ROW: at an end), or, by priority, into the heap."""
     state, sequence = table.state[0], table.sequences[row]
     sequence.status = WAITING
     if table.limits[0].by_priority:
@@ -107,7 +106,7 @@ def _stand(table: Table, row: int, previous: int, following: int) -> None:
 
 @inner
 def leave_queue(table: Table, row: int) -> None:
-    """Remove a sequence, wherever it stands."""
+    """Remove a row from the queue, wherever it is."""
     state, sequence = table.state[0], table.sequences[row]
     state.num_passed_over -= sequence.passed_as > 0
     sequence.passed_as = 0
@@ -127,7 +126,7 @@ def leave_queue(table: Table, row: int) -> None:
 
 @inner
 def close_gaps(table: Table) -> None:
-    """Close the gaps in the running list that ends and preemptions have left."""
+    """Remove rows that do not run any more from the running list."""
     state, running = table.state[0], table.running
     kept = 0
     for place in range(state.num_running):
@@ -216,7 +215,7 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
 
 @inner
 def free_row(table: Table, row: int) -> None:
-    """Let the row of a sequence that has ended be used again, once nothing waits for it."""
+    """Free the row of a sequence that has ended, if no step or transfer still needs it."""
     state, sequence = table.state[0], table.sequences[row]
     if sequence.in_flight_len or sequence.is_sending or sequence.fence or sequence.is_left:
         return

@@ -1,4 +1,4 @@
-"""Latency models: how long a forward pass lasts, which every one of them answers."""
+"""Latency models: the duration of a forward pass."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -22,14 +22,14 @@ class LatencyModel(Member):
 
     @property
     def uses_pieces(self) -> bool:
-        """Whether it looks at each sequence of a step (`StepLoad.pieces`) where they are given."""
+        """Whether the time depends on each sequence of a step (`StepLoad.pieces`)."""
         return False
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> "LatencyModel":
-        """Return it as that of data-parallel ranks of a mixture of experts.
+        """Return the model for data-parallel ranks of a mixture of experts.
 
-        Without a word about experts, a pass takes as long as that of its slowest rank. A
-        ProfileError if it does not know what expert parallelism changes.
+        By default a pass takes as long as its slowest rank. Raises a ProfileError if the model does
+        not know the effect of expert parallelism.
         """
         if expert_parallel:
             raise ProfileError(
@@ -41,7 +41,7 @@ class LatencyModel(Member):
 
     @property
     def knows_graphs(self) -> bool:
-        """Whether it says what a pass takes with a CUDA graph, and what without."""
+        """Whether the time of a pass depends on whether it runs in a CUDA graph."""
         return False
 
     @property
@@ -50,14 +50,14 @@ class LatencyModel(Member):
         return False
 
     def in_graphs(self, sizes: tuple[int, ...] | None, default: tuple[int, ...]) -> "LatencyModel":
-        """Return it with the CUDA graphs that an engine captures.
+        """Return the model with the CUDA graphs that an engine captures.
 
-        One that was fitted to steps has its server's. A ProfileError if others are named.
+        A model fitted to steps has those of its server, and raises a ProfileError for other sizes.
 
         Args:
-            sizes: As the engine's settings name them, tokens; none where it runs eagerly, and None
-                where they name none.
-            default: Which it captures then.
+            sizes: Sizes in the engine's settings, tokens; empty if it runs eagerly, None if the
+                settings have none.
+            default: Sizes that the engine captures then.
         """
         if sizes is not None:
             raise ProfileError(
@@ -68,20 +68,20 @@ class LatencyModel(Member):
         return self
 
     def as_drafter(self) -> "LatencyModel":
-        """Return it as that of a model which drafts, and verifies nothing."""
+        """Return the model for use as a drafter, which verifies nothing."""
         return self
 
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        """Return how long ranks take that pass through every layer together, seconds.
+        """Return the seconds of a pass that ranks make together, layer by layer.
 
         Args:
-            loads: One of each rank.
+            loads: Load of each rank.
         """
         times = [self.forward_time(load) for load in loads]
         return self.time_of_ranks(times, [load.batched_tokens for load in loads])
 
     def time_of_ranks(self, times: Sequence[float], tokens: Sequence[int]) -> float:
-        """Return how long ranks take together, by what each would take by itself, seconds.
+        """Return the seconds of a common pass, from the time of each rank by itself.
 
         Args:
             times: `forward_time` of each rank.
@@ -91,25 +91,25 @@ class LatencyModel(Member):
 
     @property
     def slowest_up_to(self) -> float:
-        """Batched tokens of each rank up to which that is the time of the slowest by itself."""
+        """Batched tokens per rank up to which a common pass takes the time of its slowest rank."""
         is_own = type(self).time_of_ranks is not LatencyModel.time_of_ranks
         return -inf if is_own else inf
 
     @property
     def waits_for_slowest(self) -> bool:
-        """Whether ranks together take as long as the slowest of them by itself."""
+        """Whether a common pass takes as long as the slowest rank by itself."""
         return type(self).lock_step_time is LatencyModel.lock_step_time
 
     def form(self) -> Form | None:
-        """Return its formula as numbers, which loops compute with; None if it is Python.
+        """Return the formula as an array for loops (`specsim.latency.form`).
 
-        Then every step asks `forward_time`.
+        None if the model is in Python; `forward_time` is then called for every step.
         """
         return None
 
     @cached_property
     def listed_form(self) -> Any:
-        """Its form as Python reads it soonest; a ProfileError if it has none."""
+        """The form as Python reads it fastest; a ProfileError if there is none."""
         form = self.form()
         if form is None:
             raise ProfileError(
@@ -118,13 +118,13 @@ class LatencyModel(Member):
         return form.tolist()
 
     def forward_time(self, load: StepLoad) -> float:
-        """Return how long a forward pass lasts, seconds; by default by its form.
+        """Return the seconds of a forward pass; by default from the form.
 
-        Positive, and not falling with the context or the batched tokens.
+        Positive, and never falling with context or batched tokens.
 
         Args:
-            load: With at least one batched token. Any count may be an array, the result then is
-                one.
+            load: At least one batched token. Any count may be an array; the result is then an
+                array.
         """
         context, tokens, size, prefill = load[:4]
         if isinstance(context + tokens + size + prefill, np.ndarray):
@@ -135,9 +135,9 @@ class LatencyModel(Member):
 
 
 def _times_of_coefficients(form: Any, load: StepLoad) -> Any:
-    """Return the times of a load whose counts are arrays all at once, by the formula of `form`.
+    """Return the seconds of a load whose counts are arrays, computed at once by the formula.
 
-    A fit asks for those of ten thousand steps, a thousand times.
+    Fits evaluate ten thousand steps, a thousand times.
     """
     context, tokens, _, prefill = np.broadcast_arrays(*load[:4])
     alpha, numbers = np.where(prefill, 4, 1), np.array(form)
@@ -145,10 +145,10 @@ def _times_of_coefficients(form: Any, load: StepLoad) -> Any:
 
 
 def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:
-    """Return the times of a load whose counts are arrays, for a model that takes numbers only.
+    """Return the seconds of a load whose counts are arrays, for a model that takes numbers only.
 
-    Counts that are numbers hold for all; pieces are left out. The result is an array, typed as the
-    base class types it: a caller who passes arrays knows what comes back.
+    Counts that are numbers hold for all steps; pieces are ignored. The result is an array, although
+    it is typed as a float, like `forward_time`.
     """
     counts = np.broadcast_arrays(*load[:4])
     rows = zip(*(count.ravel().tolist() for count in counts), strict=True)

@@ -26,7 +26,7 @@ _ENTRY = np.dtype(
 
 
 class Curve(Settings):
-    """Times on a rising axis; between its points linear, beyond the last with its last slope."""
+    """Times on a rising axis: linear between points, with the last slope beyond the last one."""
 
     at: tuple[PositiveInt, ...] = Field(min_length=2)
     times_us: tuple[NonNegativeFloat, ...]
@@ -55,21 +55,21 @@ class AttentionLayers(Settings):
 
     num_layers: int = Field(gt=0)
     window: int | None = Field(default=None, gt=0)
-    """Tokens that a query sees; None: all."""
+    """Tokens of context that a query attends to; None: all."""
     tile: int = Field(default=64, gt=0)
     """Query tokens of a sequence that the kernel computes at once, used or not. 64 in
     FlashAttention 2, which gives each query head rows of its own; 128 over the query heads per
     key-value head in FlashAttention 3, which packs them."""
     context_tokens: tuple[PositiveInt, ...] = Field(min_length=2)
-    """Of each sequence, rising; an axis of `decode_us`."""
+    """Context tokens per sequence, rising: the row axis of `decode_us`."""
     sequences: tuple[PositiveInt, ...] = Field(min_length=2)
-    """Rising; the other axis of `decode_us`."""
+    """Sequences in the step, rising: the column axis of `decode_us`."""
     decode_us: tuple[tuple[NonNegativeFloat, ...], ...]
-    """Of one layer: a row per number of context tokens, in it one time per number of sequences."""
+    """Time of one layer's attention in decodes, by context tokens (rows) and sequences."""
     prompt: Curve
-    """Of one layer: a whole prompt of so many tokens."""
+    """Time of one layer's attention over a whole prompt, by its tokens."""
     decode_pair_us: NonNegativeFloat | None = None
-    """What a pair of query and key takes where drafts are verified, one layer; by default as in a
+    """Time per pair of query and key where drafts are verified, one layer; by default that of a
     long prompt."""
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ class AttentionLayers(Settings):
 
     @property
     def pair_us(self) -> float:
-        """What a pair of query and key takes in a long prompt, one layer."""
+        """Time per pair of query and key in a long prompt, one layer, microseconds."""
         ends = np.array(self.prompt.at[-2:], dtype=float)
         start, end = self.prompt.times_us[-2:]
         if self.window is None:
@@ -93,7 +93,7 @@ class AttentionLayers(Settings):
 
 
 EAGER_LAYER_US = 800.0
-"""What the host takes to launch a layer's kernels one by one, not compiled; experiments/silicon."""
+"""Host time to launch the kernels of an uncompiled layer one by one; experiments/silicon."""
 
 
 @final
@@ -130,51 +130,50 @@ class Composed(LatencyModel):
         },
     )
     batched_tokens: tuple[PositiveInt, ...] = Field(min_length=2)
-    """Rising; the axis of `read_us` and `compute_us`."""
+    """Batched tokens of a step, rising: the axis of `read_us` and `compute_us`."""
     read_us: tuple[NonNegativeFloat, ...]
-    """What reading weights takes, all layers: what a step of one token takes, and what further
-    experts add."""
+    """Time to read weights, all layers: the time of a step with one token, plus that of further
+    experts."""
     compute_us: tuple[NonNegativeFloat, ...]
-    """What all else that depends on the batched tokens takes beyond that, all layers."""
+    """Further time that depends on the batched tokens, all layers."""
     head: Curve
-    """LM head and sampling, by the tokens that are sampled after."""
+    """Time of LM head and sampling, by the number of positions whose logits are computed."""
     attention: tuple[AttentionLayers, ...] = Field(min_length=1)
     data_parallel_size: int = Field(default=1, gt=0)
-    """Ranks that share the experts it was composed with, each with as many tokens."""
+    """Ranks that share the experts, for which the times were composed, with equal tokens each."""
     enable_expert_parallel: bool = False
-    """Whether those experts were whole."""
+    """Whether the times were composed for whole experts on each GPU."""
     shared: Curve | None = None
-    """What of `read_us` and `compute_us` is for the tokens of all ranks, that is experts and the
-    exchange of tokens with them, by the tokens of one rank where all have as many."""
+    """Part of `read_us` and `compute_us` that depends on the tokens of all ranks (experts, and the
+    exchange of tokens with them), by the tokens of one rank if all have as many."""
     samples_drafts: bool = True
-    """Whether each token of a decode is sampled after, as a target verifies drafts; of a drafter,
-    only the last one of each sequence is."""
+    """Whether logits are computed at every token of a decode, as a target does to verify drafts;
+    False: at the last token of each sequence only, as a drafter does."""
     capture_sizes: tuple[PositiveInt, ...] | None = None
-    """Batch sizes, tokens, that CUDA graphs are captured for, and that a step is padded to; by
-    default those of the engine if `eager_at_least_us` is known, else vLLM's up to 512. None are
-    captured if it is empty."""
+    """Sizes of the CUDA graphs, tokens, to which a step is padded; by default those of the engine
+    if `eager_at_least_us` is known, else vLLM's up to 512. Empty: no graphs are captured."""
     fixed_us: NonNegativeFloat = 0.0
-    """What each pass takes besides its kernels."""
+    """Time of each pass besides its kernels."""
     prompts_at_least_us: NonNegativeFloat = 0.0
-    """What the host takes to launch the kernels of a pass with prompts one by one, where CUDA
-    graphs were captured of decodes only; the pass takes no less."""
+    """Host time to launch the kernels of a pass with prompts one by one, if CUDA graphs were
+    captured for decodes only; the pass takes at least that."""
     decodes_at_least_us: NonNegativeFloat = 0.0
-    """The same for a pass without prompts, where no CUDA graphs were captured."""
+    """Host time to launch a pass without prompts, if no CUDA graphs were captured, likewise."""
     eager_at_least_us: NonNegativeFloat = 0.0
-    """The same for a pass of more tokens than the largest of `capture_sizes`."""
+    """Host time to launch a pass larger than the largest of `capture_sizes`, likewise."""
     read_factor: PositiveFloat = 1.0
-    """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
+    """Factor on `read_us`; like all factors 1 unless fitted to runs."""
     expert_factor: PositiveFloat = 1.0
-    """For what further experts add to `read_us`: how many are chosen, and how fast they are read,
-    differs from what was measured."""
+    """Factor on the part of `read_us` for further experts, since their number and reading speed in
+    real runs differ from the measurement."""
     compute_factor: PositiveFloat = 1.0
-    """For `compute_us`."""
+    """Factor on `compute_us`."""
     decode_factor: PositiveFloat = 1.0
-    """For attention of decodes."""
+    """Factor on attention of decodes."""
     verify_factor: PositiveFloat = 1.0
-    """For the tiles that verify drafts."""
+    """Factor on the tiles that verify drafts."""
     prompt_factor: PositiveFloat = 1.0
-    """For attention of prompts."""
+    """Factor on attention of prompts."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -192,7 +191,7 @@ class Composed(LatencyModel):
         return True
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
-        """Return it unchanged, if it was composed for such ranks."""
+        """Return the model unchanged; a ProfileError if it was composed for other ranks."""
         own = (self.data_parallel_size, self.enable_expert_parallel)
         if own != (data_parallel_size, expert_parallel):
             raise ProfileError(
@@ -225,7 +224,7 @@ class Composed(LatencyModel):
     def _shared_times(self, shared: Curve, places: list[float]) -> list[float]:
         """Return `shared` at some places, with the factors, up to a constant.
 
-        Of it, the rise of `read_us` is what further experts take to read; the rest is computed.
+        The rise of `read_us` in it is the reading of further experts; the rest is computing.
         """
         compute, read = self.compute_factor, self.read_factor * self.expert_factor
         times = shared.times_at(places)
@@ -259,7 +258,7 @@ class Composed(LatencyModel):
         return self.model_copy(update={"capture_sizes": sizes})
 
     def as_drafter(self) -> LatencyModel:
-        """Return it with its head run on the last token of each sequence alone."""
+        """Return the model with the LM head run on the last token of each sequence only."""
         return self.model_copy(update={"samples_drafts": False})
 
     def forward_time(self, load: StepLoad) -> float:
@@ -315,7 +314,7 @@ class Composed(LatencyModel):
         return capture_sizes(USUAL_LARGEST) if self.capture_sizes is None else self.capture_sizes
 
     def _padded_matrices(self) -> tuple[list[float], Times]:
-        """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""
+        """Return batched tokens and matrix times, with one stair per CUDA-graph size."""
         axis = np.array(self.batched_tokens, dtype=float)
         read = np.array(self.read_us)
         read = self.read_factor * (read[0] + self.expert_factor * (read - read[0]))

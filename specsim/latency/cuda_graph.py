@@ -30,13 +30,13 @@ class CudaGraph(LatencyModel):
         },
     )
     inner: NestedLatency
-    """How long a step of so many tokens lasts."""
+    """Latency model that gives the time of the padded step."""
     capture_sizes: tuple[PositiveInt, ...] | None = None
-    """Rising, tokens; by default vLLM's for `max_num_seqs`."""
+    """Sizes of the CUDA graphs, rising, tokens; by default vLLM's for `max_num_seqs`."""
     max_num_seqs: int = Field(default=256, gt=0)
-    """The engine's; what vLLM chooses its sizes by."""
+    """Max_num_seqs of the engine, from which vLLM derives its default sizes."""
     eager_ms: float = Field(default=0.0, ge=0)
-    """How much longer a step takes that runs without a graph."""
+    """Time added to a step that runs without a graph, milliseconds."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -57,7 +57,7 @@ class CudaGraph(LatencyModel):
 
     @cached_property
     def _padded(self) -> NDArray[np.int64]:
-        """Shape (largest size + 1,): what each number of tokens is padded to."""
+        """Size that each number of tokens is padded to, shape (largest size + 1,)."""
         counts = np.arange(self.sizes[-1] + 1)
         sizes = np.array(self.sizes)
         return sizes[np.searchsorted(sizes, counts)]
@@ -77,7 +77,7 @@ class CudaGraph(LatencyModel):
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
         """Return the time of a pass whose ranks are all padded to the largest.
 
-        Without any padding if one of them is too large for a graph: then no rank uses any (vLLM
+        Without padding if a rank has too many tokens for a graph: then no rank uses one (vLLM
         0.32.0 ``v1/worker/dp_utils.py _synchronize_dp_ranks``).
         """
         largest = max(load.batched_tokens for load in loads)

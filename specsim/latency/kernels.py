@@ -25,7 +25,7 @@ class ZeroWrites(Settings):
     """
 
     bytes_per_expert: float = Field(ge=0)
-    """Of a token and one such expert: what both products would have been."""
+    """Bytes of zeros per token and such expert: the outputs of both matrix products."""
     gb_per_s: float = Field(gt=0)
     """Bandwidth of the memory, 10^9 bytes per second."""
 
@@ -71,14 +71,14 @@ class Kernels(LatencyModel):
     enable_expert_parallel: bool = False
     """Whether each GPU holds whole experts, and not a slice of each; likewise the engine's."""
     hidden_size: int | None = Field(default=None, gt=0)
-    """Of the model; needed for what GPUs exchange."""
+    """Hidden size of the model; needed for the exchange between GPUs."""
     collectives: tuple[Collective, ...] = ()
     """Measured times of what several GPUs exchange: all-reduces with tensor parallelism; an
     all-gather and a reduce-scatter where data-parallel ranks share experts."""
     num_experts: int | None = Field(default=None, gt=0)
-    """Of a mixture-of-experts model."""
+    """Number of experts of a mixture-of-experts model."""
     experts_per_token: int | None = Field(default=None, gt=0)
-    """Of these, how many each token activates."""
+    """Number of experts that each token activates."""
     shared_draft_experts: float = Field(default=0.1, ge=0, le=1)
     """Share of a token's experts that are those of the token before it in the same sequence,
     beyond chance. Of consecutive tokens in Mixtral 8x7B, 14 to 28 % by layer have the same first

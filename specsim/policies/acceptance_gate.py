@@ -16,26 +16,26 @@ from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
 
 
 class Gated(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     gate: Rows[Gate]  # one row
-    lens: Ints  # draft length by batch size; the last is for all that are larger
-    means: Floats  # accepted tokens per step of the last requests that ended, a ring
-    steps: Floats  # of each request: steps that gave it tokens, -1 once it is counted;
-    accepted: Floats  # and the drafts accepted in them
+    lens: Ints  # draft length by batch size; the last is for all larger batches
+    means: Floats  # ring: accepted tokens per step of each of the last requests that ended
+    steps: Floats  # per request: steps in which it emitted tokens; -1 once it has ended
+    accepted: Floats  # per request: draft tokens accepted in these steps
     present: PresentPart
 
 
 @inner
 def count_ended(memory: Gated, request: int) -> None:
-    """Take in a request that has ended."""
+    """Count the mean accepted length of a request that has ended."""
     if memory.steps[request] > 0.0:
         count(memory.gate[0], memory.means, memory.accepted[request] / memory.steps[request])
         memory.steps[request] = -1.0
 
 
 def decide(view: View, memory: Gated) -> None:
-    """Draft as the schedule says, nothing once the gate is shut."""
+    """Draft as the schedule says; nothing once the gate is shut."""
     step, gate = view.step[0], memory.gate[0]
     if gate.window:
         for place in range(find_leavers(view, memory.present)):
@@ -51,7 +51,7 @@ def drop(view: View, memory: Gated) -> None:
 
 
 def observe(view: View, memory: Gated) -> None:
-    """Count what was accepted of each request."""
+    """Add up the steps and accepted tokens of each request."""
     for row in range(view.step[0].num_rows):
         request = view.requests[row]
         if memory.steps[request] >= 0.0:
@@ -66,8 +66,9 @@ class AcceptanceGate(LoopPolicy):
     TensorRT-LLM's ``draft_len_schedule`` (``llmapi/llm_args.py``: each length up to a batch size,
     none beyond the last) and its gate of ``acceptance_window`` and ``acceptance_length_threshold``
     (``_torch/speculative/speculation_gate.py SpeculationGate`` at 41080dc), neither of which it
-    sets by default. Who is not in a step any more has ended; a request that is preempted counts as
-    such, once. Since pull request 12905 (April 2026) its gate is that of `acceptance_rate_gate`.
+    sets by default. A request that is missing from a step counts as ended, and so, once, does one
+    that is preempted. Since pull request 12905 (April 2026) TensorRT-LLM has the gate of
+    `acceptance_rate_gate` instead.
     """
 
     kind: Literal["acceptance_gate"] = "acceptance_gate"
@@ -76,11 +77,11 @@ class AcceptanceGate(LoopPolicy):
         {"acceptance_window": 4, "acceptance_length_threshold": 2.0},
     )
     draft_len_schedule: LensUpTo | None = None
-    """Draft length by the largest batch that it is for; by default the longest for all."""
+    """Draft length by the largest batch size it is for; by default the longest for every size."""
     acceptance_window: int = Field(default=0, ge=0)
-    """Requests that a mean is taken over; 0: speculation never ends."""
+    """Number of ended requests to average over; 0: speculation never ends."""
     acceptance_length_threshold: float = Field(default=0.0, ge=0)
-    """Accepted tokens per step and request, below which it does."""
+    """Mean accepted tokens per step and request below which speculation ends for good."""
 
     loops = Loops(Gated, decide=decide, observe=observe, drop=drop)
 

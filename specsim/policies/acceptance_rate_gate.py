@@ -15,15 +15,15 @@ from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
 
 
 class RateGated(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     gate: Rows[Gate]  # one row
-    lens: Ints  # draft length by batch size; the last is for all that are larger
-    rates: Floats  # share accepted in each of the last steps that had drafts, a ring
+    lens: Ints  # draft length by batch size; the last is for all larger batches
+    rates: Floats  # ring: share of draft tokens accepted in each of the last steps with drafts
 
 
 def decide(view: View, memory: RateGated) -> None:
-    """Draft as the schedule says, nothing once the gate is shut."""
+    """Draft as the schedule says; nothing once the gate is shut."""
     step, is_shut = view.step[0], memory.gate[0].is_shut
     step.may_drop = is_shut
     k = memory.lens[min(step.num_rows, len(memory.lens) - 1)]
@@ -36,7 +36,7 @@ def drop(view: View, memory: RateGated) -> None:
 
 
 def observe(view: View, memory: RateGated) -> None:
-    """Count which share of the step's drafts was accepted; a step without says nothing."""
+    """Count the share of the step's draft tokens that was accepted, if it had any."""
     drafted, accepted = 0, 0
     for row in range(view.step[0].num_rows):
         if view.draft_lens[row]:
@@ -54,9 +54,9 @@ class AcceptanceRateGate(LoopPolicy):
     get_draft_len_for_batch_size``) and its gate of ``acceptance_rate_window_size`` and
     ``acceptance_rate_threshold`` (``speculation_gate.py SpeculationGate
     record_acceptance_rate``, ``pyexecutor/py_executor.py _update_batch_acceptance_rate``), since
-    pull request 12905; neither is set by default. Each step that verified drafts is one number:
-    accepted over drafted tokens of its whole batch. Cost plays no part. Its gate before is that of
-    `acceptance_gate`.
+    pull request 12905; neither is set by default. Each step that verified drafts counts as one
+    number, accepted / drafted tokens of its whole batch. Cost plays no part. The earlier gate of
+    TensorRT-LLM is `acceptance_gate`.
     """
 
     kind: Literal["acceptance_rate_gate"] = "acceptance_rate_gate"
@@ -65,11 +65,11 @@ class AcceptanceRateGate(LoopPolicy):
         {"acceptance_rate_window_size": 4, "acceptance_rate_threshold": 0.5},
     )
     draft_len_schedule: LensUpTo | None = None
-    """Draft length by the largest batch that it is for; by default the longest for all."""
+    """Draft length by the largest batch size it is for; by default the longest for every size."""
     acceptance_rate_window_size: int = Field(default=0, ge=0)
-    """Steps that a mean is taken over; 0: speculation never ends."""
+    """Number of steps to average over; 0: speculation never ends."""
     acceptance_rate_threshold: float = Field(default=0.0, ge=0, le=1)
-    """Share of a step's drafts accepted, below whose mean it does."""
+    """Mean share of a step's draft tokens accepted, below which speculation ends for good."""
 
     loops = Loops(RateGated, decide=decide, observe=observe, drop=drop)
 

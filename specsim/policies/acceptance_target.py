@@ -15,7 +15,7 @@ class _Memory:
     k_max: int
     k: int
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """Drafted and accepted tokens of the last steps."""
+    """Drafted and accepted tokens of each step of the current window."""
 
 
 @final
@@ -30,7 +30,7 @@ class AcceptanceTarget(Policy[_Memory]):
     target: float = Field(default=0.6, ge=0, le=1)
     """Share of the draft tokens that should be accepted."""
     window: int = Field(default=20, ge=1)
-    """Steps that a rate is taken over; k moves once per window."""
+    """Steps over which the rate is taken; k moves by one after each window."""
 
     def start(self, server: ServerView) -> _Memory:
         return _Memory(server.max_draft_len, server.max_draft_len)

@@ -15,7 +15,7 @@ MOST_OF_TWO = 0.6931472  # the entropy of two outcomes is log 2 at most, in nats
 
 
 class EdlNumbers(Protocol):
-    """Its numbers; see the fields of the policy."""
+    """Parameters; see the fields of the policy."""
 
     scale: float
     target: float
@@ -25,11 +25,11 @@ class EdlNumbers(Protocol):
 
 
 class EdlMemory(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     known: Rows[EdlNumbers]  # one row
-    thresholds: Floats  # of each request: the least bound to draft on;
-    rates: Floats  # and its smoothed share of drafts that were accepted
+    thresholds: Floats  # per request: lowest bound at which it drafts on
+    rates: Floats  # per request: smoothed share of draft tokens accepted
 
 
 @inner
@@ -50,7 +50,7 @@ def stop(view: View, memory: EdlMemory) -> None:
     least = 1.0 - sqrt(scale * MOST_OF_TWO)
     for row in range(step.num_rows):
         threshold, first, last = memory.thresholds[view.requests[row]], row * step.width, 0
-        surely = 0.5 if threshold <= least else inf  # a confidence that is enough: no logarithms
+        surely = 0.5 if threshold <= least else inf  # this sure, no logarithm is needed
         while last + 1 < view.draft_lens[row]:
             confidence = view.confidences[first + last]
             if confidence < surely and bound(confidence, scale) < threshold:
@@ -60,7 +60,7 @@ def stop(view: View, memory: EdlMemory) -> None:
 
 
 def observe(view: View, memory: EdlMemory) -> None:
-    """Move the threshold of each request that drafted: up while too few are accepted, or down."""
+    """Move each drafted request's threshold: up if too few tokens are accepted, else down."""
     step, known = view.step[0], memory.known[0]
     for row in range(step.num_rows):
         drafted, request = view.draft_lens[row], view.requests[row]
@@ -81,14 +81,12 @@ class AdaEdl(LoopPolicy):
     Language Models via an Entropy-based Lower Bound on Token Acceptance Probability", arXiv
     2410.18351. H is the entropy of the drafter's distribution, of which only the confidence is
     modelled: H is taken to be the least that is possible with it, so that the bound is never below
-    the paper's.
-
-    The threshold moves as in algorithm 1, as others who had the paper have written it down: up
-    while too few are accepted, else down, unless all of the longest draft were accepted. It is that
-    of Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168, but that there no longest draft
-    moves it down (dilab-zju/self-speculative-decoding ``decoding.py`` at f69f2a7, whose numbers
-    both papers have); the first threshold is theirs, which AdaEDL leaves open. As there the token
-    that falls short is drafted, and is the last one.
+    the paper's. The threshold moves as in algorithm 1, taken from descriptions by others: up while
+    too few tokens are accepted, else down, unless all of a draft of full length were accepted. That
+    is the rule of Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168, except that theirs never
+    moves down after a draft of full length (dilab-zju/self-speculative-decoding ``decoding.py`` at
+    f69f2a7, with the same numbers in both papers). The first threshold is theirs, since AdaEDL
+    gives none. As there, the token that falls short is still drafted, and is the last one.
     """
 
     kind: Literal["adaedl"] = "adaedl"
@@ -96,14 +94,14 @@ class AdaEdl(LoopPolicy):
     needs_sync = True
     gamma: float = Field(default=0.2, gt=0)
     threshold: float = Field(default=0.5, ge=0, le=1)
-    """Of a request's first draft."""
+    """Threshold of a request's first draft."""
     target: float = Field(default=0.9, ge=0, le=1)
-    """Share of drafts that should be accepted."""
+    """Share of a request's draft tokens that should be accepted."""
     change: float = Field(default=0.01, gt=0)
     rate_memory: float = Field(default=0.5, ge=0, lt=1)
-    """Weight of a request's past in its share of accepted drafts; beta_1 there."""
+    """Weight of the past in a request's share of accepted draft tokens; the paper's beta_1."""
     threshold_memory: float = Field(default=0.9, ge=0, lt=1)
-    """The same of its threshold, beta_2."""
+    """Weight of the past in a request's threshold; the paper's beta_2."""
 
     loops = Loops(EdlMemory, decide=decide, stop=stop, observe=observe)
 

@@ -19,21 +19,21 @@ BUCKETS = 32
 
 
 class Shortened(Protocol):
-    """Its one number that moves, and three of the policy's."""
+    """The cap on k, which only falls, and three parameters of the policy."""
 
-    cap: int  # tokens
+    cap: int  # longest draft from now on, tokens
     history_weight: float
     decision_interval: int
     least_size: int
 
 
 class Shorter(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     known: Rows[Shortened]  # one row
     survival: Floats  # smoothed share of drafts accepted up to each position
-    chosen: Ints  # by batch size, up to a power of two: the k of late;
-    uses: Ints  # and how many steps have used it, 0 if none has been chosen
+    chosen: Ints  # the k chosen last for each bucket of batch sizes (up to powers of two)
+    uses: Ints  # steps that have used that k; 0 if none has been chosen
 
 
 @inner
@@ -56,7 +56,7 @@ def best_k(view: View, memory: Shorter, num: int) -> int:
 
 
 def decide(view: View, memory: Shorter) -> None:
-    """Draft as was chosen for such a batch; choose anew after an interval, nothing longer."""
+    """Draft the k of the batch's bucket; choose it anew after an interval, never longer."""
     step, known, num = view.step[0], memory.known[0], view.step[0].num_decodes
     bucket = power_of(num)
     if num and known.cap:
@@ -69,7 +69,7 @@ def decide(view: View, memory: Shorter) -> None:
 
 
 def drop(view: View, memory: Shorter) -> None:
-    """Let go of everybody once nothing will be drafted any more."""
+    """Let go of all sequences once nothing will be drafted any more."""
     let_go_of(view, memory.known[0].cap == 0, False)
 
 
@@ -84,24 +84,24 @@ class AdaptiveK(LoopPolicy):
 
     vLLM's ``v1/worker/gpu/spec_decode/dflash/adaptive_k.py DFlashAdaptiveKPolicy,
     DFlashAdaptiveKManager`` at b1171c8, which is in no release up to 0.33.0. Candidates are 0, 1,
-    3, 7, ... and the longest, of which batches of fewer than 16 always take the longest; shares of
-    acceptance by position are smoothed from 1. Once k is 0 the drafter runs no more. There the cost
-    of verifying comes from curves measured at the start, corrected by the clock, and that of
-    drafting does not depend on k; here both are the profile's.
+    3, 7, ... and the longest; batches of fewer than 16 always take the longest. The share of drafts
+    accepted up to each position is smoothed, starting at 1. Once k is 0 the drafter never runs
+    again. vLLM takes verification times from curves measured at start-up and corrected as it runs,
+    and drafting times that do not depend on k; here both come from the profile.
     """
 
     kind: Literal["adaptive_k"] = "adaptive_k"
     history_weight: float = Field(default=0.2, gt=0, le=1)
-    """Weight of the newest step."""
+    """Weight of the newest step in the smoothed shares."""
     decision_interval: int = Field(default=2, ge=1)
-    """Steps of a batch size that use a choice."""
+    """Steps of a batch-size bucket after which k is chosen anew."""
     least_size: int = Field(default=16, ge=1)
-    """Least batch for which k is chosen."""
+    """Smallest batch for which k is chosen; smaller ones draft the longest."""
 
     loops = Loops(Shorter, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the longest, and hope that all is accepted."""
+        """Return a memory that starts with the longest k, all of it expected to be accepted."""
         known = row_of(Shortened, self, cap=server.max_draft_len)
         survival = np.ones(server.max_draft_len + 1)
         chosen, uses = np.zeros((2, BUCKETS), dtype=np.int64)

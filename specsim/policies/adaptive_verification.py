@@ -20,10 +20,10 @@ from specsim.profile.step_time import put_len, put_load
 
 
 class Adapting(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     stale: FloatRows  # confidences of each request's last draft
-    learns: Flags  # whether it does
+    learns: Flags  # one flag: the field `learns` of the policy
     estimator: Annotated[Any, Estimator]
     spending: Annotated[Any, Spending]
 
@@ -35,7 +35,7 @@ def decide(view: View, memory: Adapting) -> None:
 
 @inner
 def put_stale(view: View, memory: Adapting) -> None:
-    """Work out how likely drafts are accepted, in no particular order, by the last confidences."""
+    """Set `gains` to the survival of each draft token by each request's previous confidences."""
     index = 0
     for row in range(view.step[0].num_rows):
         product = 1.0
@@ -47,9 +47,9 @@ def put_stale(view: View, memory: Adapting) -> None:
 
 @inner
 def put_fresh(view: View, memory: Adapting) -> None:
-    """Work out the same by this step's confidences, -1 beyond the end of a draft; note them.
+    """Set `gains` by this step's confidences, -1 beyond the end of a draft, and store them.
 
-    Products are as exact as what drafters state: single precision.
+    Products are in single precision, as the drafter's confidences are.
     """
     step, gains = view.step[0], memory.spending.gains
     for row in range(step.num_rows):
@@ -67,7 +67,7 @@ def put_fresh(view: View, memory: Adapting) -> None:
 
 
 def verify(view: View, memory: Adapting) -> None:
-    """Verify of each draft what is among the B surest tokens of the batch."""
+    """Verify the draft tokens that are among the B likeliest of the batch."""
     step, spending, most = view.step[0], memory.spending, shown_tokens(view)
     put_stale(view, memory)
     tokens = step.batched_tokens - most
@@ -84,7 +84,7 @@ def verify(view: View, memory: Adapting) -> None:
 
 
 def observe(view: View, memory: Adapting) -> None:
-    """Learn, if it does."""
+    """Update the estimator with the fates of the drafts, if the policy `learns`."""
     if memory.learns[0]:
         learn_fates(memory.estimator, view.step[0].num_rows)
 
@@ -93,12 +93,12 @@ def observe(view: View, memory: Adapting) -> None:
 class AdaptiveVerification(LoopPolicy):
     """Draft the longest length, verify the B drafts of highest survival S = product of confidences.
 
-    B = argmax (n + sum of the B largest S) / (draft cost + verify cost at B drafts). The engine has
-    to size the step before this step's confidences have come back from the GPU. So B is chosen by
-    the confidences of each request's previous draft, 1 for a new request; the GPU gives the B
-    places to the drafts of this step that are surest now. vLLM 0.32.0
+    B = argmax (n + sum of the B largest S) / (draft cost + verify cost of B draft tokens). The host
+    must size the step before this step's confidences have come back from the GPU. So it chooses B
+    by the confidences of each request's previous draft (1 for a new request), and the GPU then
+    verifies the B likeliest draft tokens of this step. vLLM 0.32.0
     ``enable_adaptive_verification``, ``v1/worker/gpu/spec_decode/adaptive_verification.py
-    get_num_tokens, reallocate_drafts``. All drafts are scheduled: what is dropped frees time, not
+    get_num_tokens, reallocate_drafts``. All drafts are scheduled: dropped tokens save time, not
     token budget.
 
     vLLM allocates on the GPU and so can schedule asynchronously; here the step is synchronous.
@@ -108,8 +108,8 @@ class AdaptiveVerification(LoopPolicy):
     uses_confidences = True
     needs_sync = True
     learns: bool = False
-    """Whether confidences are learned from what became of drafts, starting from how sure the
-    drafter was, as vLLM has it for all drafters; but for DSpark, which has a head for it."""
+    """Whether acceptance is estimated from past drafts, with the drafter's confidence as feature.
+    vLLM does so for every drafter but DSpark, which has a confidence head of its own."""
 
     loops = Loops(Adapting, decide=decide, verify=verify, observe=observe)
 

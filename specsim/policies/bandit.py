@@ -15,7 +15,7 @@ from specsim.decisions.policy import Policy, ServerView
 class _Memory:
     rng: np.random.Generator
     sums: NDArray[np.float64]
-    """Shape (3, k_max + 1): plays of each arm, their rewards, and the squares of those."""
+    """Shape (3, k_max + 1), fading sums: plays of each arm, their rewards, squared rewards."""
     drafts_by_model: bool
     scale: float = 0.0  # largest reward so far, tokens per second and sequence
     arm: int = 0  # played last
@@ -39,7 +39,7 @@ class Bandit(Policy[_Memory]):
     """Steps after which a reward has faded to 1/e."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return arms that have never been played."""
+        """Return a memory in which no arm has been played."""
         sums = np.zeros((3, server.max_draft_len + 1))
         return _Memory(server.rng, sums, server.drafts_by_model)
 
@@ -63,10 +63,10 @@ class Bandit(Policy[_Memory]):
         return int(draws.argmax())
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Reward the arm that the step verified; steps with prefills say nothing about it.
+        """Reward the arm that the step verified; steps with prefills are ignored.
 
-        The drafts of a model tell which arm that was. A lookup finds what it finds, but is never
-        scheduled asynchronously, so that the arm is the last one.
+        With a model as drafter, the draft lengths tell which arm that was. A lookup may find
+        shorter drafts, but never runs under asynchronous scheduling: its arm is the last played.
         """
         lens = outcome.draft_lens
         if not len(lens) or outcome.load.prefill_tokens:

@@ -11,18 +11,18 @@ from specsim.decisions.policy import Policy, ServerView
 
 
 class Stated(NamedTuple):
-    """What a drafter says of its drafts."""
+    """Scratch arrays for `cut_to_size`."""
 
     draft_lens: Ints
     survival: Singles
-    """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
-    budgets: Ints  # tokens of the drafts when cut to 0, 1, ..., longest; filled in
+    """Shape (n, longest), flattened: confidences, which the loop replaces by their products."""
+    budgets: Ints  # output: tokens of all drafts when cut to 0, 1, ..., longest
     sizes: Ints  # n, longest
 
 
 @loop_on(Stated)
 def cut_to_size(desk: Stated) -> int:
-    """Work out how likely drafts survive, and how many tokens they have when cut."""
+    """Replace confidences by survival, and count the tokens of all drafts cut to each length."""
     survival, budgets, num, longest = desk.survival, desk.budgets, desk.sizes[0], desk.sizes[1]
     for place in range(longest + 1):
         budgets[place] = 0
@@ -50,8 +50,8 @@ class Confidence(Policy[ServerView]):
 
     Then the verification length v of highest goodput is chosen for the batch: the expected number
     of accepted tokens is the sum over all requests of the products of their confidences. Liu et
-    al. (2024), "SmartSpec", appendix, algorithm 3. At least one token is always drafted (there,
-    line 4: the confidence starts at 1), which is what the method pays for under load.
+    al. (2024), "SmartSpec", appendix, algorithm 3. At least one token is always drafted (in line 4
+    the confidence starts at 1), which costs time under load.
     """
 
     kind: Literal["confidence"] = "confidence"
@@ -72,7 +72,7 @@ class Confidence(Policy[ServerView]):
         return drafted
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> Ints:
-        """Return what the verification length of highest goodput leaves of each draft."""
+        """Return each draft's length, cut to the common verification length of highest goodput."""
         draft_lens, confidences = drafts.draft_lens, drafts.confidences
         (num, longest), size = confidences.shape, confidences.size
         desk = _DESK.fit(max(num, size))

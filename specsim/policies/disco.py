@@ -15,7 +15,7 @@ def decide(view: View, memory: Stopping) -> None:
 
 
 def stop(view: View, memory: Stopping) -> None:
-    """Cut each draft after the first token that is not likely enough."""
+    """Cut each draft after the first token whose confidence is below the threshold."""
     step, threshold = view.step[0], memory.rule[0].threshold
     step.stop_len = step.max_draft_len
     for row in range(step.num_rows):
@@ -31,20 +31,20 @@ class Disco(LoopPolicy):
 
     Mamou et al. (2024), "Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large
     Language Models" (DISCO), arXiv 2405.04304. The paper trains a classifier on the drafter's
-    probabilities, their entropy and the token's place. Here the confidence that the drafter states
-    stands in for its answer, as in the form without a classifier that the authors put into
-    transformers (``generation/stopping_criteria.py ConfidenceCriteria``). The token that falls
-    short is drafted, and is the last one. Nothing there looks at cost. Where scikit-learn is
-    installed, transformers fits a threshold to what was accepted (``candidate_generator.py
-    update_candidate_strategy``), which at 00a11b6 none of its drafts is stopped by.
+    probabilities, their entropy and the token's place; here the confidence that the drafter states
+    replaces the classifier's output, as in the authors' version without a classifier in
+    transformers (``generation/stopping_criteria.py ConfidenceCriteria``): the token that falls
+    short is still drafted, and is the last one. Cost plays no part. With scikit-learn installed,
+    transformers also fits a threshold to past acceptance (``candidate_generator.py
+    update_candidate_strategy``), but at 00a11b6 no draft is stopped by it.
     """
 
     kind: Literal["disco"] = "disco"
     uses_confidences = True
     needs_sync = True
     threshold: float = Field(default=0.4, ge=0, le=1)
-    """Least likelihood of acceptance to draft on; transformers' ``assistant_confidence_threshold``
-    and its default."""
+    """Lowest confidence at which a request drafts on; transformers'
+    ``assistant_confidence_threshold`` and its default."""
 
     loops = Loops(Stopping, decide=decide, stop=stop)
 

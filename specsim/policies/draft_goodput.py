@@ -23,36 +23,35 @@ _STATED = 20  # bins of equal width
 _LEN_CLASSES = (2, 3, 5, 9, 17)  # tokens, the least of each class but the first
 _DEPTH_CLASSES = (2, 3, 5, 9)
 LEN_KINDS = np.digitize(np.arange(256), _LEN_CLASSES)
-"""Class of a draft by its length, below"""
+"""Class of a draft by its length, in 0 to KINDS - 1."""
 KINDS, DEPTHS = len(_LEN_CLASSES) + 1, len(_DEPTH_CLASSES) + 1
-"""this; and as many classes of places in it."""
+"""Number of classes of draft lengths, and of token positions in a draft."""
 _DEPTH_KINDS = np.digitize(np.arange(1, 257), _DEPTH_CLASSES)
 
 
 class Calibrating(NamedTuple):
-    """Stated probabilities, and what came of their like."""
+    """Acceptance observed for tokens by stated probability, draft length and position (bins)."""
 
     bins: ShortRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
-    row_kinds: Ints  # of each draft; a token is of the sum of this
-    place_kinds: Ints  # and this, by its place in it
+    row_kinds: Ints  # DEPTHS x class of each draft; the kind of a token is this
+    place_kinds: Ints  # plus this, the class of its position
     rates: Floats
-    """What was observed of each bin: all kinds of the lowest stated probability, and so on; filled
-    in."""
-    counts: FloatRows  # accepted tokens and verified ones, fading, shape (2, bins)
-    constants: Floats  # share of the counts that stays; trials that a bin's prior counts for
-    seen: FloatRows  # accepted tokens and verified ones of a step, shape (2, bins)
+    """Output: acceptance rate of each bin; bin = level of stated probability x kinds + kind."""
+    counts: FloatRows  # accepted and verified tokens, fading, shape (2, bins)
+    constants: Floats  # share of the counts kept per step; trials that a bin's prior counts for
+    seen: FloatRows  # accepted and verified tokens of a step, shape (2, bins)
     requests: Ints
     draft_lens: Ints
     accepted_lens: Ints
-    confidences: Floats  # shape (n, longest): of each token, if all before it were accepted
-    gains: Floats  # shape (longest, n); filled in
-    sizes: Ints  # n, longest, whether the drafts are new; kinds
+    confidences: Floats  # shape (n, longest): stated P(accepted | all before it were)
+    gains: Floats  # output: survival of each token, shape (longest, n)
+    sizes: Ints  # n, longest, 1 if the drafts are new, number of kinds
 
 
 @inner
 def _observe_rates(desk: Calibrating) -> None:
-    """Work out the rate of each bin, shrunk to that of its level, shrunk to what was stated."""
+    """Compute each bin's rate, shrunk to its level's rate, which is shrunk to the stated one."""
     counts, rates, weight = desk.counts, desk.rates, desk.constants[1]
     num_kinds = desk.sizes[3]
     num_levels = len(rates) // num_kinds
@@ -70,9 +69,9 @@ def _observe_rates(desk: Calibrating) -> None:
 
 @inner
 def gains_of(desk: Calibrating) -> None:
-    """Work out how likely each token of some drafts is accepted, by what was observed of its like.
+    """Set `gains`: how likely each draft token is accepted, by the observed rate of its bin.
 
-    Bins of new tokens are noted. Gains do not rise along a draft, and are 0 beyond its end.
+    Stores the bins of new drafts. Gains do not rise along a draft, and are 0 beyond its end.
     """
     _observe_rates(desk)
     bins, rates, gains = desk.bins, desk.rates, desk.gains
@@ -120,7 +119,7 @@ def bins_of(longest: int) -> PerRequest:
 
 
 def calibrating_desk(bins: PerRequest, window: int) -> Desk[Calibrating]:
-    """Return what came of stated probabilities, before anything was observed."""
+    """Return a desk without observations, whose counts fade to 1/e in `window` steps."""
     num_bins = _STATED * KINDS * DEPTHS
     return Desk(
         Calibrating,
@@ -153,7 +152,7 @@ class DraftMemory(NamedTuple):
 
 @inner
 def put_gains(view: View, memory: DraftMemory, are_new: bool) -> None:
-    """Work out how likely each token of the drafts is accepted; 0 beyond their ends."""
+    """Set `gains`: how likely each draft token is accepted; 0 beyond the end of a draft."""
     step, calibrating = view.step[0], memory.calibrating
     if memory.state[0].calibrates:
         for row in range(step.num_rows):
@@ -166,7 +165,7 @@ def put_gains(view: View, memory: DraftMemory, are_new: bool) -> None:
 
 
 def decide(view: View, memory: DraftMemory) -> None:
-    """Ask for what is worth drafting; where that shows only afterwards, for the longest drafts."""
+    """Ask for the worthwhile part of drafts that a lookup has found, else for the longest."""
     step, num, spending, k = view.step[0], view.step[0].num_decodes, memory.spending, 0
     if not step.has_found:
         k = int(step.max_draft_len)
@@ -193,7 +192,7 @@ def verify(view: View, memory: DraftMemory) -> None:
 
 
 def observe(view: View, memory: DraftMemory) -> None:
-    """Note what came of what was stated."""
+    """Count the accepted and verified tokens of each bin."""
     if memory.state[0].calibrates and longest_of(view):
         memory.calibrating.sizes[0] = view.step[0].num_rows
         tally(memory.calibrating)
@@ -225,14 +224,14 @@ class DraftGoodput(LoopPolicy):
     uses_confidences = True
     needs_sync = True
     calibrate: bool = True
-    """Correct stated probabilities by what was observed."""
+    """Replace stated probabilities by the acceptance observed at similar ones."""
     window: int = Field(default=1000, ge=1)
     """Steps after which an observation has faded to 1/e."""
 
     loops = Loops(DraftMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return a drafter that is taken at its word."""
+        """Return a memory without observations: stated probabilities are believed at first."""
         return self.remember(
             server,
             state=row_of(DraftState, calibrates=self.calibrate),

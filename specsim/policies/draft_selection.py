@@ -15,7 +15,7 @@ from specsim.decisions.policy import PicksDrafter, ServerView
 from specsim.policies.parts.estimate import alpha_of_all
 
 SAME = 1e-9
-"""Share of variance that two features must not have in common, to be told apart."""
+"""Two features count as one if the share of variance that they do not share is below this."""
 
 
 class AlphaWeights(NamedTuple):
@@ -26,21 +26,21 @@ class AlphaWeights(NamedTuple):
     by_log: float
 
     def alpha(self, prompt_len: float) -> float:
-        """Return what they predict for a prompt of so many tokens, at least 1; not bounded."""
+        """Return the predicted alpha for a prompt of `prompt_len` >= 1 tokens, unbounded."""
         by_len, by_log = _features(prompt_len)
         return self.base + self.by_len * by_len + self.by_log * by_log
 
 
 def least_squares(prompt_lens: Sequence[float], rates: Sequence[float]) -> AlphaWeights:
-    """Return the weights of least squares, the same to the bit on every machine.
+    """Return the least-squares weights, identical to the bit on every machine.
 
     In closed form with exact sums, since LAPACK adds in an order that depends on the processor.
-    Where the lengths do not tell the two features apart there is one slope, of the length; where
-    all are the same, none.
+    `by_log` is 0 where the lengths do not tell the two features apart, and `by_len` too where all
+    lengths are equal.
 
     Args:
-        prompt_lens: Tokens, at least 1 each.
-        rates: What was accepted of the drafts for each of these prompts, at least one.
+        prompt_lens: Prompt lengths, tokens, at least 1 each.
+        rates: Acceptance rate measured for each prompt; at least one.
     """
     features = [_features(prompt_len) for prompt_len in prompt_lens]
     len_mean, lens = _centred([of_len for of_len, _ in features])
@@ -59,12 +59,12 @@ def least_squares(prompt_lens: Sequence[float], rates: Sequence[float]) -> Alpha
 
 
 def _features(prompt_len: float) -> tuple[float, float]:
-    """Return thousands of tokens and their logarithm, whose last digits libraries differ in."""
+    """Return tokens / 1000 and log2 tokens, rounded since libraries differ in its last digits."""
     return prompt_len / 1000.0, round(log2(prompt_len), 12)
 
 
 def _centred(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the mean, and by how much each is above it."""
+    """Return the mean, and each value's distance above it."""
     mean = fsum(values) / len(values)
     return mean, [value - mean for value in values]
 
@@ -81,11 +81,11 @@ class _Memory:
     server: ServerView
     verify_time: float
     history: PerRequest = field(default_factory=lambda: PerRequest(0.0, 4))
-    """Drafter, prompt length, accepted draft tokens and trials."""
+    """Per request: drafter, prompt length, accepted draft tokens and trials."""
     counts: PerRequest = field(default_factory=lambda: PerRequest(0.0, 2))
-    """Of each request the last two, fading;"""
+    """Per request: accepted draft tokens and trials, fading."""
     totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
-    """and of all."""
+    """Accepted draft tokens and trials of all requests, fading."""
     num_arrived: int = 0
     weights: list[AlphaWeights] | None = None  # of each drafter, once they have been fitted
 
@@ -112,10 +112,10 @@ class DraftSelection(PicksDrafter[_Memory]):
     num_probes: int = Field(default=25, ge=3)
     """Requests per draft model before the weights are fitted (there, 25 prompts)."""
     window: int = Field(default=16, ge=1)
-    """Drafts of a request over which its past fades."""
+    """Drafts of a request after which an observation of it has faded to 1/e."""
     alpha_max: float = Field(default=0.98, gt=0, lt=1)
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
 
     def start(self, server: ServerView) -> _Memory:
         return _Memory(server, server.verify_time)
@@ -135,7 +135,7 @@ class DraftSelection(PicksDrafter[_Memory]):
         return chosen
 
     def _fitted(self, memory: _Memory) -> list[AlphaWeights] | None:
-        """Return the weights, or None while some model has been seen on too few requests."""
+        """Return the weights of each model; None while one has drafted for too few requests."""
         drafters, prompt_lens, accepted, trials = memory.history.values.T
         (seen,) = (trials > 0).nonzero()
         found = []
@@ -158,7 +158,7 @@ class DraftSelection(PicksDrafter[_Memory]):
         return rates
 
     def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of all requests together."""
+        """Return the acceptance rate of all requests together, with the prior."""
         return float(alpha_of_all(memory.totals, self.prior))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
@@ -170,7 +170,7 @@ class DraftSelection(PicksDrafter[_Memory]):
         return best
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Learn what was accepted, and what verification takes."""
+        """Count accepted tokens and trials, and note the verification time."""
         memory.verify_time = outcome.target_time + outcome.overhead_time
         requests, accepted = outcome.requests, outcome.accepted_lens
         seen = np.stack([accepted, accepted + (accepted < outcome.draft_lens)], axis=1)

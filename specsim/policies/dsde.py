@@ -16,28 +16,28 @@ TOKENS, SHORTEST = 30, 2
 
 
 class DsdeState(Protocol):
-    """What the first steps have shown, and how many they are."""
+    """Results of the calibration steps."""
 
-    steps_left: int  # of them
-    most_accepted: int  # tokens of a draft
-    added: float  # divergences, added up,
-    num: int  # their number,
-    largest: float  # and the largest
-    by_confidence: int
+    steps_left: int  # calibration steps still to come
+    most_accepted: int  # longest accepted length, tokens
+    added: float  # sum of the divergences
+    num: int  # number of divergences
+    largest: float  # largest divergence
+    by_confidence: int  # 1 if divergences come from confidences
 
 
 class DsdeMemory(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     state: Rows[DsdeState]  # one row
-    divergences: FloatRows  # of each request's last tokens, in a ring;
-    counts: Ints  # how many it has had,
-    means: Floats  # and the mean of its last draft
+    divergences: FloatRows  # ring per request: divergences of its last tokens
+    counts: Ints  # per request: tokens put into its ring
+    means: Floats  # per request: mean divergence over its last draft
 
 
 @inner
 def learn(view: View, memory: DsdeMemory, row: int, lost: float) -> None:
-    """Note how far drafter and target are apart over a draft: by confidences, if `lost` < 0."""
+    """Note the divergence of drafter and target over a draft: by confidences if `lost` < 0."""
     state, request, length, total = memory.state[0], view.requests[row], view.draft_lens[row], 0.0
     for at in range(row * view.step[0].width, row * view.step[0].width + length):
         divergence = 2.0 * (lost if lost >= 0.0 else 1.0 - view.confidences[at]) ** 2
@@ -50,7 +50,7 @@ def learn(view: View, memory: DsdeMemory, row: int, lost: float) -> None:
 
 
 def decide(view: View, memory: DsdeMemory) -> None:
-    """Draft as eq. 3, 4 and 8 say, at most the mean of these; at first, the longest drafts."""
+    """Draft the lengths of eq. 3, 4 and 8, capped at their mean; at first, the longest drafts."""
     step, state = view.step[0], memory.state[0]
     if state.steps_left or not step.num_rows:
         draft_on(view)
@@ -67,7 +67,7 @@ def decide(view: View, memory: DsdeMemory) -> None:
 
 
 def verify(view: View, memory: DsdeMemory) -> None:
-    """Verify all, and learn from confidences where there are some."""
+    """Verify all drafts, and learn divergences from their confidences, if they have any."""
     for row in range(view.step[0].num_rows):
         view.lens[row] = view.draft_lens[row]
         if memory.state[0].by_confidence and view.draft_lens[row]:
@@ -75,7 +75,7 @@ def verify(view: View, memory: DsdeMemory) -> None:
 
 
 def observe(view: View, memory: DsdeMemory) -> None:
-    """Learn from what was lost, if not before; and what the first steps show."""
+    """Learn divergences from rejections if there are no confidences; count calibration steps."""
     state, drafted = memory.state[0], 0
     for row in range(view.step[0].num_rows):
         length, accepted = view.draft_lens[row], view.accepted_lens[row]
@@ -93,16 +93,15 @@ class Dsde(LoopPolicy):
 
     Yang et al. (2025), "DSDE: Dynamic Speculative Decoding with KLD Stability for Real-World
     Serving", arXiv 2509.01083, eq. 1 to 11. D is the mean divergence of drafter and target over the
-    last draft; W its variance over 10 tokens by that over 30, fading by 0.85; longest what the
-    first steps accepted at most, times 1 + mean / largest divergence.
-
-    As in their released code (``vllm/spec_decode/dynamic_scheduler.py KLScheduler`` at 4d571a2)
-    lengths and their mean are rounded up. W is of a third of what is known if that is less, 0 of
-    less than two tokens and 20 without variance. Its other numbers (0.9 for 0.85, half of mean /
-    largest, shortest a tenth of longest, first steps of each request) are not taken. A token's
-    divergence is the least with its total variation, 2 (1 - c)^2 (Pinsker), c the confidence;
-    asynchronously 1 - c is the share of its trials that a draft lost. Chosen here: how many first
-    steps.
+    last draft; W is its variance over the last 10 tokens divided by that over 30, with weights that
+    fade by 0.85 per token; `longest` is the most that the calibration steps accepted, times 1 +
+    mean / largest divergence. As in the released code (``vllm/spec_decode/dynamic_scheduler.py
+    KLScheduler`` at 4d571a2), lengths and their mean are rounded up; with fewer than 30 tokens, W
+    compares the last third with all; it is 0 with fewer than two tokens and 20 without variance.
+    Not taken from there: 0.9 for 0.85, half of mean / largest, a shortest draft of a tenth of
+    longest, calibration per request. A token's divergence is the least that its total variation
+    allows, 2 (1 - c)^2 (Pinsker), c its confidence; asynchronously 1 - c is the share of its
+    trials that a draft lost. The number of calibration steps is a choice made here.
     """
 
     kind: Literal["dsde"] = "dsde"

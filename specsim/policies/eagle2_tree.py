@@ -20,9 +20,9 @@ class Eagle2Tree(DraftsTrees[ServerView]):
 
     Li et al. (2024), "EAGLE-2", section 4: a node is worth the product of the confidences along its
     path. Its depth is ``num_speculative_tokens``, 6 in the paper. With `batch_tokens` the nodes are
-    the likeliest of the whole batch, so that sure sequences get more of them; by goodput as many as
-    bring most tokens per second (Liu et al. 2024, "SmartSpec", eq. 7), for what a node is worth is
-    how likely it is accepted.
+    the likeliest of the whole batch, so that sure sequences get more of them. With ``goodput`` as
+    many are verified as bring most tokens per second (Liu et al. 2024, "SmartSpec", eq. 7): the
+    product of confidences is the chance that a node is accepted.
     """
 
     kind: Literal["eagle2_tree"] = "eagle2_tree"
@@ -36,11 +36,11 @@ class Eagle2Tree(DraftsTrees[ServerView]):
 
     @property
     def num_candidates(self) -> int:
-        """As many as are drafted after a node."""
+        """Candidates drafted after each node."""
         return self.top_k
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return the most nodes that are verified."""
+        """Return the most nodes verified per sequence."""
         drafted = self.top_k + (num_speculative_tokens - 1) * self.top_k**2
         return min(self.total_tokens, drafted)
 
@@ -65,9 +65,9 @@ class Eagle2Tree(DraftsTrees[ServerView]):
         return trees
 
     def _grow(self, batch: BatchView, rows: Ints, depth: int) -> tuple[Floats, Ints]:
-        """Draft; return the value of every node of each sequence, and its parent.
+        """Return the value and the parent of every node drafted for some sequences of the batch.
 
-        Both of shape (sequences, nodes), depth by depth.
+        Both have shape (sequences, nodes), depth by depth.
         """
         assert batch.candidates is not None
         num, top_k, first = len(rows), self.top_k, 0
@@ -101,7 +101,7 @@ def _best_size(values: Floats, batch: BatchView, server: ServerView) -> int:
 
 def _likeliest(values: Floats, most: int) -> NDArray[np.bool_]:
     """Mark the largest values of all rows together; those of one row are sorted, largest first."""
-    order = np.argsort(-values.T.ravel(), kind="stable")[:most]  # of equal ones the first in a row
+    order = np.argsort(-values.T.ravel(), kind="stable")[:most]  # ties: the first in a row
     marks = np.zeros(values.size, dtype=bool)
     marks[order] = True
     return marks.reshape(values.T.shape).T

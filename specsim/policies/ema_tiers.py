@@ -19,7 +19,7 @@ from specsim.policies.parts.tiers_by_size import (
 
 @dataclass(slots=True)
 class _Range:
-    """What is known of batches of some size and above, up to the next range's."""
+    """State of one range of batch sizes."""
 
     tiers: list[int]
     tier: int  # place in `tiers`
@@ -44,13 +44,11 @@ class EmaTiers(Policy[_Memory]):
     SGLang's adaptive speculation (``srt/speculative/adaptive_spec_params.py`` and
     ``adaptive_step_router.py`` at 015c872 and a12239f, their defaults). A step belongs to the range
     of the largest size that it reaches. Every `interval` verified steps of a range after its
-    warm-up the tier may change. Go down while its smoothed length is at most the next lower tier -
-    0.5 + `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from
-    0 go to the next tier, to try again.
-
-    A change takes effect with the next drafts. Cost is known only through the tiers that a size is
-    given. SGLang rounds the size up to one of its CUDA graphs first; here it is not. Nor is there
-    its ``ceiling_coeff``, which it leaves off.
+    warm-up, go down while its smoothed length is at most the next lower tier - 0.5 +
+    `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from tier
+    0 always go up, to try again. A change takes effect with the next drafts. Cost enters only
+    through the tiers given for each size. Unlike SGLang, the size is not rounded up to a CUDA
+    graph, and there is no ``ceiling_coeff``, which SGLang leaves off.
     """
 
     kind: Literal["ema_tiers"] = "ema_tiers"
@@ -58,22 +56,22 @@ class EmaTiers(Policy[_Memory]):
     tiers: Annotated[TiersBySize, rising_from(0)] = Field(
         default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
     )
-    """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
+    """Draft lengths by the smallest batch size they are for; a list is for all sizes."""
     k_start: int | None = Field(default=None, ge=0)
-    """Tier to start at, SGLang's ``speculative_num_steps``; by default, and where a size does not
-    have it, the middle one."""
+    """Tier to start at (SGLang's ``speculative_num_steps``); the middle tier by default, and for
+    sizes that do not have it."""
     smoothing: float = Field(default=0.2, gt=0, le=1)
-    """Weight of the newest step."""
+    """Weight of the newest step in the smoothed accepted length."""
     interval: int = Field(default=5, ge=1)
     """Verified steps between decisions."""
     warm_up: int = Field(default=10, ge=0)
-    """Verified steps before the first."""
+    """Verified steps before the first decision."""
     down_hysteresis: float | None = None
-    """By default -0.25 for the smallest batches and 0 for others."""
+    """By default -0.25 for the range of the smallest batches and 0 for others."""
     up_hysteresis: float = 0.0
 
     def start(self, server: ServerView) -> _Memory:
-        """Return the first tiers; those beyond the longest draft are cut to it."""
+        """Return the ranges at their first tier; tiers above the longest draft are cut to it."""
         ranges = []
         sizes, tiers_of = cut_tiers(self.tiers, server.max_draft_len)
         for number, tiers in enumerate(tiers_of):
@@ -105,7 +103,7 @@ class EmaTiers(Policy[_Memory]):
 
     def _next_tier(self, own: _Range) -> int:
         tiers, tier, last = own.tiers, own.tier, len(own.tiers) - 1
-        if tiers[tier] == 0:  # without drafts there is nothing to learn from: try again
+        if tiers[tier] == 0:  # without drafts nothing can be learned: try again
             tier = min(tier + 1, last)
             if own.accepted_len < 0:
                 own.accepted_len = tiers[tier] - 1.0

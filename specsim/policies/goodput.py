@@ -17,27 +17,27 @@ from specsim.policies.parts.trials import Known, ask_in_common, learn, let_go, n
 
 
 class Weighed(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     known: Rows[Known]  # one row
-    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
+    ring: Ints  # accepted tokens and drafts cut short of each step in the window
 
 
 def decide(view: View, memory: Weighed) -> None:
-    """Ask for the drafts of highest goodput, none or a trial's."""
+    """Ask for the k of highest goodput, unless the drafter is given up or a trial runs."""
     known = memory.known[0]
     ask_in_common(view, known, memory.ring, best_common_len(view, alpha_of(known)))
     view.step[0].alpha = alpha_of(known)
 
 
 def observe(view: View, memory: Weighed) -> None:
-    """Learn from what was accepted, and what prompts take to be read by the drafter."""
+    """Learn the acceptance rate, and how long the drafter takes to read prompts."""
     known = memory.known[0]
     learn(view, known, note_trials(view, known, memory.ring))
 
 
 def drop(view: View, memory: Weighed) -> None:
-    """Let go of those for whom drafting does not pay."""
+    """Let go of the sequences for which drafting does not pay."""
     let_go(view, memory.known[0])
 
 
@@ -52,29 +52,29 @@ class Goodput(LoopPolicy, PicksPrefix):
     Goodput", algorithms 1 and 2: emitted tokens by eq. 8 and 9 with a moving average of past
     acceptance, T_batch = T_draft(k) + T_target by eq. 4 to 7 from the profile. With `granularity`
     step, all requests share one alpha and one k; with request, each has its own, found by the
-    search of `goodput_exact` from estimates that lean less on all requests together.
+    search of `goodput_exact` from estimates that weigh a request's own acceptance more.
 
     k = 0 is among the candidates: the text requires speculation to be switched off under load,
     though TurboSpec's listing 2 starts at 1. A k whose KV slots are not free is left out (line 5).
     With `candidates` prefixes, the step holds the first-come prefix of the running sequences that
     has the highest goodput, each with its own best k (lines 2 to 11): a few long contexts at the
-    end may cost more than they yield. They wait until those before them have ended. It is no
-    default, since what is put off is not saved: a step's goodput says nothing of the next one.
+    end may cost more than they yield. They wait until those before them have ended. This is not
+    the default: deferred work is not saved, and the goodput of one step ignores later steps.
     """
 
     kind: Literal["goodput"] = "goodput"
     examples = ({}, {"granularity": "request"}, {"candidates": "prefixes"})
     granularity: Literal["step", "request"] = "step"
     candidates: Literal["batch", "prefixes"] = "batch"
-    """Batches among which that of highest goodput is run."""
+    """``batch``: run all running sequences; ``prefixes``: the prefix of highest goodput."""
     window: int = Field(default=50, ge=1)
-    """Steps that the moving average goes over; the paper finds it uncritical."""
+    """Steps of the moving average; the paper finds its length uncritical."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
 
     @property
     def loops(self) -> Loops:  # type: ignore[override]  # which differ
-        """Those of all requests or of each its own."""
+        """The loops with one k for all requests, or with one for each."""
         return BY_REQUEST if self.granularity == "request" else FOR_ALL
 
     def start(self, server: ServerView) -> LoopMemory:
@@ -86,15 +86,15 @@ class Goodput(LoopPolicy, PicksPrefix):
 
     @property
     def picks_prefix(self) -> bool:
-        """Whether batches smaller than vLLM's are looked at."""
+        """Whether steps may leave running sequences out."""
         return self.candidates == "prefixes"
 
     def prefix_size(self, known_lens: Ints, memory: LoopMemory) -> int:
-        """Return the prefix of highest goodput, all of its sequences taken to decode."""
+        """Return the size of the prefix of highest goodput, if all its sequences decode."""
         server, alpha = memory.server, self.alpha_estimate(memory)
         context_lens = np.cumsum(known_lens - 1)
         best_size, best_rate, num, lens = 1, 0.0, len(known_lens), range(server.max_draft_len + 1)
-        for size in range(num, 0, -max(1, num // 32)):  # of a large batch, at even distances
+        for size in range(num, 0, -max(1, num // 32)):  # in a large batch, not every size
             context = int(context_lens[size - 1])
             loads = [StepLoad(context, size * (1 + k), size) for k in lens]
             times = [server.step_time(load, k) for k, load in enumerate(loads)]

@@ -18,7 +18,7 @@ from specsim.policies.parts.trials import let_go
 
 
 def decide(view: View, memory: ByRequest) -> None:
-    """Ask for the lengths of highest goodput, none or a trial's."""
+    """Ask for the lengths of highest goodput, unless the drafter is given up or a trial runs."""
     step, spending = view.step[0], memory.spending
     foresee_each(view, memory)
     emitted = float(step.num_decodes)
@@ -32,12 +32,12 @@ def decide(view: View, memory: ByRequest) -> None:
 
 
 def observe(view: View, memory: ByRequest) -> None:
-    """Learn from what was accepted."""
+    """Learn each request's acceptance, and how long the drafter takes to read prompts."""
     learn_each(view, memory)
 
 
 def drop(view: View, memory: ByRequest) -> None:
-    """Let go of those for whom drafting does not pay."""
+    """Let go of the sequences for which drafting does not pay."""
     let_go(view, memory.known[0])
 
 
@@ -48,9 +48,9 @@ BY_REQUEST = Loops(ByRequest, decide=decide, observe=observe, drop=drop)
 class GoodputExact(LoopPolicy):
     """The k_1..k_n that maximise sum_i l(alpha_i, k_i) / T(N_context, n + sum_i k_i, max_i k_i).
 
-    SmartSpec (Liu et al. 2024, section 5) shies away from lengths per request, whose enumeration
-    is exponential. It need not be enumerated. Let g_ij = alpha_i^j be the gain of the j-th draft
-    token of request i, so that l(alpha_i, k_i) = 1 + g_i1 + ... + g_ik_i.
+    SmartSpec (Liu et al. 2024, section 5) avoids lengths per request, since enumerating them is
+    exponential. No enumeration is needed. Let g_ij = alpha_i^j be the gain of the j-th draft token
+    of request i, so that l(alpha_i, k_i) = 1 + g_i1 + ... + g_ik_i.
 
     *Claim.* Fix v = max_i k_i and B = sum_i k_i. Then the B largest of the g_ij with j <= v, ties
     taken by smaller j, maximise the sum of gains.
@@ -65,16 +65,16 @@ class GoodputExact(LoopPolicy):
     target cost per batched token. Where a profile charges each drafting pass only for the
     sequences that still draft, T is taken as if all drafted to the end, which vLLM's drafters do.
     alpha_i is a fading average of the request's own acceptance, shrunk towards that of all
-    requests. It is the ceiling of the policies that decide by such an estimate.
+    requests. No policy that decides by this estimate can do better.
     """
 
     kind: Literal["goodput_exact"] = "goodput_exact"
     window: int = Field(default=50, ge=1)
-    """Steps of a request over which its past fades."""
+    """Steps of a request after which an observation of it has faded to 1/e."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
     prior_trials: float = Field(default=20.0, gt=0)
-    """Trials that the rate of all requests counts for in the rate of one."""
+    """Weight, in trials, of the rate of all requests in the rate of one."""
 
     loops = BY_REQUEST
 

@@ -14,14 +14,14 @@ from specsim.policies.parts.estimate import PRIOR_TRIALS, expected_len
 
 @dataclass(slots=True)
 class HybridMemory:
-    """What the fallback's drafts came to."""
+    """Running mean of what the fallback's drafts had accepted."""
 
     max_draft_len: int
     accepted: float  # draft tokens
     drafts: float = PRIOR_TRIALS
 
     def add(self, accepted_len: int) -> None:
-        """Take in the accepted length of one of its drafts."""
+        """Count the accepted length of one draft of the fallback."""
         self.accepted += accepted_len
         self.drafts += 1
 
@@ -33,22 +33,23 @@ class HybridSuffix(PicksSource[HybridMemory]):
     SCORE is the sum of the estimated survival probabilities of the draft's tokens: the number of
     them that it expects to be accepted. Oliaro et al. (2024), "SuffixDecoding", section "hybrid".
     Where the fallback's tokens per step are known, tau near them is best, and 0 where text repeats
-    itself (appendix B.1); without a tau, they are taken as they show. That is a token more than the
-    fallback has accepted, and makes up for SCORE, which is too confident (experiments/real-tokens).
+    itself (appendix B.1). Without a `tau`, the tokens per step measured so far are used: one more
+    than the fallback's mean accepted length, which makes up for SCORE being too confident
+    (experiments/real-tokens).
     """
 
     kind: Literal["hybrid_suffix"] = "hybrid_suffix"
     examples = ({}, {"tau": 2.0})
     needs_sync = True
     tau: float | None = Field(default=None, ge=0)
-    """Tokens; 0: never fall back; by default the tokens per step of the fallback so far."""
+    """Tokens; 0: never fall back; by default the fallback's mean tokens per step so far."""
 
     def start(self, server: ServerView) -> HybridMemory:
-        """Return a fallback that accepts 70 % of the tokens."""
+        """Return a memory that assumes a fallback with alpha = 0.7."""
         return self.new_memory(server.max_draft_len)
 
     def new_memory(self, max_draft_len: int) -> HybridMemory:
-        """Return the same for somebody who has no server."""
+        """Return the memory of `start`, for callers without a `ServerView`."""
         typical = expected_len(0.7, max_draft_len) - 1.0
         return HybridMemory(max_draft_len, typical * PRIOR_TRIALS)
 
@@ -64,7 +65,7 @@ class HybridSuffix(PicksSource[HybridMemory]):
         return scores > tau
 
     def observe(self, outcome: StepOutcome, memory: HybridMemory) -> None:
-        """Average what the fallback's drafts came to."""
+        """Count the accepted lengths of the fallback's drafts."""
         if not len(outcome.drafters):
             return
         by_fallback = (outcome.drafters > 0) & (outcome.draft_lens > 0)

@@ -68,13 +68,13 @@ from specsim.policies.parts.upkeep import (
     share_of,
 )
 
-_PRIOR_TRIALS = (1.0, 5.0, 20.0)  # that the rate of all requests may count for in that of one
-_STALE_TRIALS = 10.0  # that all requests' counts for at least, however long ago they were
-_LONG_RUN = 500.0  # trials of all requests that the prior is a mean of, at last
-_SAMPLE = 32  # drafts of a step that are looked at for the prospects
-_PROBED = 4  # sequences of which such a step verifies a token at least
-_REMEMBERED = 0.999  # share of what is known of how alike requests are that a draft leaves
-_RECENT = 0.9  # share of a request's trials that the next draft leaves
+_PRIOR_TRIALS = (1.0, 5.0, 20.0)  # candidate weights of the rate of all requests in that of one
+_STALE_TRIALS = 10.0  # trials of all requests below which they fade no further
+_LONG_RUN = 500.0  # most trials of all requests in the long-run prior
+_SAMPLE = 32  # drafts of a step that the prospects learn from
+_PROBED = 4  # sequences of which a probe verifies at least one draft token
+_REMEMBERED = 0.999  # share of the squared errors `misses` kept per draft
+_RECENT = 0.9  # share of a request's trials kept per draft
 
 
 # How much to draft
@@ -82,7 +82,7 @@ _RECENT = 0.9  # share of a request's trials that the next draft leaves
 
 @inner
 def _propose(desk: Joining) -> int:
-    """Return what is worth drafting for every sequence; -1: that is in `trade.lens`."""
+    """Return the best draft length for all sequences; -1: each has its own in `trade.lens`."""
     if desk.state[0].has_found:
         return _of_found(desk)
     if desk.state[0].has_confidences or desk.state[0].drafts_alike:
@@ -92,7 +92,7 @@ def _propose(desk: Joining) -> int:
 
 @inner
 def _for_all(desk: Joining) -> int:
-    """Return a length for all, by what survives of drafts as a rule, or did of the last ones."""
+    """Return a common draft length, by the prospects, or past acceptance without confidences."""
     trade, state, values = desk.trade, desk.state[0], desk.trade.values
     longest, num = set_prices(trade), trade.decodes[2]
     note_dearer(trade)
@@ -134,7 +134,7 @@ def _for_all(desk: Joining) -> int:
             return least
     length = best
     state.is_probing = 0
-    if not (state.is_closed and state.may_let_go):  # else new requests tell more: they are tried
+    if not (state.is_closed and state.may_let_go):  # else a try with new requests tells more
         length = _explored(state, best, least, (values[0] - values[least]) / worth)
     stops = state.has_confidences and trade.limits[0].by_model and not trade.limits[0].one_cost
     if best and stops:
@@ -144,7 +144,7 @@ def _for_all(desk: Joining) -> int:
 
 @inner
 def _num_served(desk: Joining) -> int:
-    """Return how many of those that decode the drafter serves."""
+    """Return the number of decoding sequences that the drafter serves."""
     if not desk.state[0].has_undrafted:
         return int(desk.trade.decodes[2])
     served = 0
@@ -155,7 +155,7 @@ def _num_served(desk: Joining) -> int:
 
 @inner
 def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
-    """Weigh what all that decode may draft, or those of them that the drafter serves."""
+    """Weigh draft lengths for all decoding sequences, or (`is_served`) for those served."""
     seen, num = desk.seen, 0
     if not desk.state[0].has_confidences:
         _weigh_past(desk, is_served, longest, rate)
@@ -173,7 +173,7 @@ def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
 
 @inner
 def _weigh_past(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
-    """Do that by what was accepted of each so far; nothing is trimmed afterwards."""
+    """Weigh draft lengths by each request's past acceptance, without later trimming."""
     trade, fading, num = desk.trade, desk.fading, desk.state[0].num_rows
     fading.sizes[0], fading.sizes[1] = num, longest
     survive(fading, alpha_of_all(fading.totals, desk.state[0].prior))
@@ -190,7 +190,7 @@ def _weigh_past(desk: Joining, is_served: bool, longest: int, rate: float) -> No
 
 @inner
 def _hope_for(desk: Joining, longest: int, rate: float, alpha: float) -> None:
-    """Weigh what all that decode may draft if each token is as likely to be accepted."""
+    """Weigh draft lengths if every draft token is accepted with probability `alpha`."""
     trade, num, survival, gained = desk.trade, desk.trade.decodes[2], 1.0, 0.0
     for place in range(longest):
         survival *= alpha
@@ -202,9 +202,9 @@ def _hope_for(desk: Joining, longest: int, rate: float, alpha: float) -> None:
 
 @inner
 def _begin(desk: Joining, longest: int, rate: float) -> None:
-    """Give the drafter up in the first step if no evidence could help it there.
+    """In the first step, give the drafter up if it could not pay whatever is accepted.
 
-    It would not pay even if all tokens were accepted, and steps longer by half of what is believed.
+    That is judged with all tokens accepted, and with half of the time that drafting adds.
     """
     state, trade = desk.state[0], desk.trade
     if state.has_begun:
@@ -220,7 +220,7 @@ def _begin(desk: Joining, longest: int, rate: float) -> None:
 
 @inner
 def _explored(state: JointState, best: int, least: int, loss: float) -> int:
-    """Return the best length; now and then, so rarely that little is lost, one that seems worse."""
+    """Return `best`; if that is 0, now and then `least`, as a probe, so rarely as `LOSS` allows."""
     state.is_probing = best == 0 and state.idle_steps * LOSS >= loss
     if state.is_probing:
         state.idle_steps = 0
@@ -230,10 +230,9 @@ def _explored(state: JointState, best: int, least: int, loss: float) -> int:
 
 @inner
 def _stop(desk: Joining) -> int:
-    """Return after how many passes the drafter stops, by what it has said until then.
+    """Return the draft length at which the drafter stops, by its confidences up to there.
 
-    It goes on as long as some longer draft is worth more: by what was said so far, and later tokens
-    as others were.
+    It goes on while some longer draft is worth more, with later tokens predicted from other drafts.
     """
     trade, seen, width = desk.trade, desk.seen, int(desk.state[0].width)
     rate = rate_of(trade.exchange, trade.decodes[2])
@@ -264,7 +263,7 @@ def _stop(desk: Joining) -> int:
 
 @inner
 def _by_past(desk: Joining) -> int:
-    """Settle a length for each sequence, by what was accepted of it so far."""
+    """Set a draft length for each sequence by its past acceptance, in `trade.lens`."""
     trade, fading, num = desk.trade, desk.fading, desk.state[0].num_rows
     fading.sizes[0] = trade.sizes[1] = num
     fading.sizes[1] = trade.limits[0].max_len
@@ -284,7 +283,7 @@ def _by_past(desk: Joining) -> int:
 
 @inner
 def _of_found(desk: Joining) -> int:
-    """Settle what is worth handing over and verifying of what a lookup has found."""
+    """Set how much of each draft that a lookup has found is worth verifying, in `trade.lens`."""
     trade = desk.trade
     desk.state[0].has_seen_drafts = 1
     found = 0
@@ -303,7 +302,7 @@ def _of_found(desk: Joining) -> int:
 
 @inner
 def _calibrate(desk: Joining, are_new: bool) -> None:
-    """Work out how likely each token of the drafts survives."""
+    """Set the `gains` of the drafts: calibrated survival of each token."""
     calibrating = desk.calibrating
     num, width = desk.state[0].num_rows, desk.state[0].width
     calibrating.sizes[0] = desk.trade.sizes[1] = num
@@ -314,7 +313,7 @@ def _calibrate(desk: Joining, are_new: bool) -> None:
 
 @inner
 def _look_at(desk: Joining, num_drafts: int) -> None:
-    """Take some of the drafts into the prospects."""
+    """Let the prospects learn from a sample of the step's drafts."""
     seen, num, width = desk.seen, desk.state[0].num_rows, desk.state[0].width
     stride = 1 + num_drafts // _SAMPLE
     left = desk.state[0].idle_steps // 4 % stride
@@ -339,7 +338,7 @@ def _look_at(desk: Joining, num_drafts: int) -> None:
 
 @inner
 def _trim(desk: Joining) -> int:
-    """Settle what is worth verifying of what was drafted."""
+    """Set how much of each draft is worth verifying, in `trade.lens`."""
     trade, state, num = desk.trade, desk.state[0], desk.state[0].num_rows
     num_drafts = 0
     for row in range(num):
@@ -360,7 +359,7 @@ def _trim(desk: Joining) -> int:
 
 @inner
 def _learn(desk: Joining) -> int:
-    """Note what came of what was stated, and what the step took."""
+    """Learn acceptance and times from a step that has ended."""
     num, drafted = desk.state[0].num_rows, 0
     desk.state[0].steps_since_new += 1
     desk.lives[0].decoded += desk.trade.outcome[0]
@@ -380,7 +379,7 @@ def _learn(desk: Joining) -> int:
 
 @inner
 def _add_trials(desk: Joining) -> None:
-    """Take in what was accepted; where nothing is tried, what is known counts for less."""
+    """Count accepted tokens and trials of all requests; without trials, fade the counts."""
     fading, state = desk.fading, desk.state[0]
     trials, accepted = 0, 0
     for row in range(state.num_rows):
@@ -393,7 +392,7 @@ def _add_trials(desk: Joining) -> None:
         trials += desk.accepted_lens[row] + (desk.accepted_lens[row] < desk.draft_lens[row])
     fading.rates[1] = _PRIOR_TRIALS[_least_of(desk.misses)]
     fade(fading)
-    if trials:  # what was believed before any draft must not last
+    if trials:  # replaces `believed` in the long run
         state.num_trials = min(state.num_trials + trials, _LONG_RUN)
         state.prior += (accepted - trials * state.prior) / state.num_trials
     elif fading.totals[1] > _STALE_TRIALS:
@@ -403,7 +402,7 @@ def _add_trials(desk: Joining) -> None:
 
 @inner
 def _least_of(values: Floats) -> int:
-    """Return the last place of the least of some values."""
+    """Return the last place of the smallest value."""
     least = 0
     for place in range(len(values)):
         if values[place] <= values[least]:
@@ -413,7 +412,7 @@ def _least_of(values: Floats) -> int:
 
 @inner
 def _note_misses(desk: Joining, row: int) -> None:
-    """Note how far each weight of the rate of all is off in what became of a request's draft."""
+    """Note the error of each weight in `_PRIOR_TRIALS` on the first token of a request's draft."""
     counts, request = desk.fading.counts, desk.requests[row]
     alpha = alpha_of_all(desk.fading.totals, desk.state[0].prior)
     is_accepted = 1.0 if desk.accepted_lens[row] else 0.0
@@ -425,7 +424,7 @@ def _note_misses(desk: Joining, row: int) -> None:
 
 @inner
 def _add_fates(desk: Joining) -> None:
-    """Take in what became of a step's drafts, and find the class of each request."""
+    """Count accepted tokens and trials of each request, and set its class."""
     fates = desk.fates
     for row in range(desk.state[0].num_rows):
         request, accepted = desk.requests[row], desk.accepted_lens[row]
@@ -434,7 +433,7 @@ def _add_fates(desk: Joining) -> None:
             desk.state[0].num_tried += not fates[request, 1]
             fates[request, 0] = _RECENT * fates[request, 0] + accepted
             fates[request, 1] = _RECENT * fates[request, 1] + trials
-        # One trial in two halves is all that is known at first.
+        # The prior is half an accepted token in one trial.
         share = (fates[request, 0] + 0.5) / (fates[request, 1] + 1.0)
         desk.kinds[request] = int(share * (KINDS - 1e-9))
 
@@ -444,7 +443,7 @@ def _add_fates(desk: Joining) -> None:
 
 @inner
 def _put_running(view: View, trade: Trade) -> None:
-    """Put down the step that is running."""
+    """Load the running step into `trade`."""
     step, running = view.step[0], trade.running
     running[0], running[1] = step.context_tokens, step.batched_tokens
     running[2], running[3] = step.num_requests, step.prefill_tokens
@@ -452,14 +451,14 @@ def _put_running(view: View, trade: Trade) -> None:
 
 @inner
 def _put_decodes(trade: Trade, context: int, tokens: int, num: int, prefills: int) -> None:
-    """Put down the step that is decided about."""
+    """Load the next step, which is decided about, into `trade`."""
     decodes = trade.decodes
     decodes[0], decodes[1], decodes[2], decodes[3] = context, tokens, num, prefills
 
 
 @inner
 def _put_next(view: View, desk: Joining) -> None:
-    """Put down the sequences, and a next step in which all that decode have one token."""
+    """Load the running step, and a next one with one token per decoding sequence."""
     step = view.step[0]
     desk.state[0].num_rows = step.num_rows
     _put_running(view, desk.trade)
@@ -467,7 +466,7 @@ def _put_next(view: View, desk: Joining) -> None:
 
 
 def decide(view: View, desk: Joining) -> None:
-    """Settle how much to draft."""
+    """Ask for the draft lengths worth most."""
     step, trade, length = view.step[0], desk.trade, 0
     if step.num_decodes and step.max_draft_len:
         _put_next(view, desk)
@@ -489,7 +488,7 @@ def decide(view: View, desk: Joining) -> None:
 
 @inner
 def _note_asked(view: View, desk: Joining, length: int) -> None:
-    """Note what is asked for: a length for all, or each its own."""
+    """Note the drafting time of what is asked for: `length` for all, or -1: `view.lens`."""
     longest, tokens = max(length, 0), 0
     for row in range(view.step[0].num_rows if length < 0 else 0):
         longest = max(longest, view.lens[row])
@@ -498,14 +497,14 @@ def _note_asked(view: View, desk: Joining, length: int) -> None:
 
 
 def stop(view: View, desk: Joining) -> None:
-    """Settle after how many tokens the drafter stops."""
+    """Set the length at which the drafter stops."""
     desk.state[0].width = view.step[0].width
     view.step[0].stop_len = _stop(desk)
     restate(desk.trade, min(view.step[0].stop_len, view.step[0].width))
 
 
 def verify(view: View, desk: Joining) -> None:
-    """Settle what is verified of what was drafted."""
+    """Set how much of each draft is verified."""
     step, trade = view.step[0], desk.trade
     if not desk.state[0].has_confidences or not step.width:
         verify_all(view)
@@ -517,14 +516,14 @@ def verify(view: View, desk: Joining) -> None:
 
 
 def drop(view: View, desk: Joining) -> None:
-    """Settle whom the drafter lets go of."""
+    """Set which sequences the drafter stops serving."""
     if desk.trade.limits[0].has_plain:
         _put_next(view, desk)
         settle_served(desk)
 
 
 def observe(view: View, desk: Joining) -> None:
-    """Learn what came of what was stated, and what the step took."""
+    """Learn acceptance and times from a step that has ended."""
     step, trade, outcome = view.step[0], desk.trade, desk.trade.outcome
     desk.state[0].num_rows = step.num_rows
     _put_running(view, trade)
@@ -558,14 +557,14 @@ class Joint(LoopPolicy):
         rooms=("specsim.policies.draft_goodput",),
     )
     window: int = Field(default=50, ge=1)
-    """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""
+    """Steps after which observed tokens per second, and acceptance, have faded to 1/e."""
     calibration_window: int = Field(default=1000, ge=1)
-    """Steps after which what came of a stated probability has faded to 1/e."""
+    """Steps after which the acceptance observed at a stated probability has faded to 1/e."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior, and a drafter that is taken at its word."""
+        """Return a memory without observations: stated probabilities are believed at first."""
         longest = max(server.max_draft_len, 1)
         known = {"has_confidences": server.has_confidences, "drafts_alike": server.drafts_alike}
         beliefs = {"believed": self.prior, "num_trials": PRIOR_TRIALS}

@@ -20,10 +20,10 @@ class _Memory:
     server: ServerView
     trees: list[Tree]
     verified: NDArray[np.int64]
-    """Tokens of each tree that a sequence batches, its last one included."""
+    """Batched tokens of a sequence with each tree: its nodes and the last token."""
     lens: "TreeLens"
     alpha: float
-    hits: list[float]  # by width: positions at which some candidate was right, fading
+    hits: list[float]  # by width: positions at which a candidate was accepted, fading
     trials: list[float]  # by width: positions tried, fading
 
 
@@ -33,7 +33,7 @@ class MedusaTree(DraftsTrees[_Memory]):
 
     Liu et al. (2024), "SmartSpec", sections 4.4 and 7.2.2, after Cai et al. (2024), "Medusa". A
     tree of widths k_1..k_H batches sum over h of k_1 * ... * k_h tokens, of which at most H can be
-    accepted: at any load worth the name it costs more than it brings.
+    accepted, so that it pays at low load only.
     """
 
     kind: Literal["medusa_tree"] = "medusa_tree"
@@ -43,9 +43,9 @@ class MedusaTree(DraftsTrees[_Memory]):
     max_width: int | None = Field(default=None, ge=1)
     """Most candidates per head that goodput considers; by default 3."""
     window: int = Field(default=50, ge=1)
-    """Steps over which past acceptance fades."""
+    """Steps after which an observation of acceptance has faded to 1/e."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
 
     @model_validator(mode="after")
     def _check_widths(self) -> Self:
@@ -98,15 +98,15 @@ class MedusaTree(DraftsTrees[_Memory]):
         emitted = memory.lens(memory.alpha)
         tokens = load.num_requests * memory.verified
         rates = emitted / memory.server.step_times(load, tokens, 1)
-        rates[0] = emitted[0] / memory.server.step_time(load, 0)  # the tree of no nodes
+        rates[0] = emitted[0] / memory.server.step_time(load, 0)  # the tree without nodes
         return memory.trees[int(rates.argmax())]
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Fit alpha to how often some candidate of a position was right.
+        """Fit alpha to the share of positions at which one of the candidates was accepted.
 
-        One of w candidates is with p = 1 - (1 - alpha)^w; the share p of each width seen gives an
-        alpha, and they are averaged by their trials. As elsewhere, the prior counts for a few
-        trials and steps without drafts forget as well, so that speculation is tried again.
+        With w candidates that chance is p = 1 - (1 - alpha)^w: the observed p of each width gives
+        an alpha, and these are averaged, weighted by trials. The prior counts for a few trials, and
+        steps without drafts fade the past as well, so that speculation is tried again.
         """
         keep = 1.0 - 1.0 / self.window
         hits = [keep * number for number in memory.hits]
@@ -129,7 +129,7 @@ class MedusaTree(DraftsTrees[_Memory]):
 
 
 class TreeLens:
-    """The tokens that trees emit on average, bonus token included.
+    """The mean number of tokens that each of some trees emits, bonus token included.
 
     1 + sum over i of the product over j <= i of [1 - (1 - alpha)^k_j]. SmartSpec's eq. 10 means
     the same but, as printed, lacks the term of no accepted token and takes 1 - alpha_{i+1} where
@@ -144,7 +144,7 @@ class TreeLens:
         self._numbers = np.arange(widths.max(initial=0) + 1)
 
     def __call__(self, alpha: float) -> NDArray[np.float64]:
-        """Return them, given P(a candidate is accepted | its parent was)."""
+        """Return them, shape (trees,), given P(a candidate is accepted | its parent was)."""
         rates = 1.0 - (1.0 - alpha) ** self._numbers
         reached: NDArray[np.float64] = np.cumprod(rates[self._widths], axis=1).sum(axis=1)
         return 1.0 + reached

@@ -16,11 +16,11 @@ from specsim.decisions.policy import Policy, ServerView
 class _Memory:
     rng: np.random.Generator
     values: NDArray[np.float64]  # shape (k_max + 1, k_max + 1): by previous and next draft length
-    visits: NDArray[np.int64]  # how often each was ever done, one row after the other
+    visits: NDArray[np.int64]  # number of updates of each value, flattened
     verified: PerRequest
-    """Length of each request's last verified draft,"""
+    """Length of each request's last verified draft."""
     chosen: PerRequest
-    """and of the one chosen last, which under asynchronous scheduling is still under way."""
+    """Length chosen last for each request; asynchronously, that draft is not verified yet."""
     num_drafts: int = 0
 
 
@@ -28,15 +28,14 @@ class _Memory:
 class QLearning(Policy[_Memory]):
     """State: a request's previous draft length. Action: its next. Reward: the share accepted.
 
-    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.2 and appendix
-    B.4. The reward does not know what time costs, so the agent settles on short drafts, which are
-    accepted most: there as here. A length of 0 has no reward and is no action.
-
-    One table serves all requests. The n-th visit of an entry moves it by n^-`decay` of the way,
-    since at a constant rate the noise of a reward outweighs what tells two lengths apart (Watkins
-    and Dayan 1992: the steps must add up to infinity, their squares must not). It begins with the
-    most that can be earned: values that grow from 0 leave entries behind that look bad for having
-    been seen early, and without luck in exploring are never looked at again.
+    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.2 and
+    appendix B.4. The reward ignores time, so the agent settles on short drafts, whose accepted
+    share is highest, in the paper as here. A length of 0 has no reward and is no action. One table
+    serves all requests. The n-th visit of an entry moves it by n^-`decay` of the way: at a constant
+    rate the noise of the rewards exceeds the difference between two lengths (Watkins and Dayan
+    1992: the steps must add up to infinity, their squares must not). Entries begin at the highest
+    value there can be. If they grew from 0, an entry seen early would look bad and might never be
+    tried again.
     """
 
     kind: Literal["q_learning"] = "q_learning"
@@ -45,17 +44,17 @@ class QLearning(Policy[_Memory]):
     exploration: float = Field(default=0.1, ge=0, le=1)
     """Share of decisions at random after the warm-up."""
     warm_up: int = Field(default=1000, ge=0)
-    """Drafts of random lengths at first; some 25 answers, as in appendix C.1."""
+    """Number of drafts with random lengths at first; about 25 requests, as in appendix C.1."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return a table in which everything is as good as can be."""
+        """Return a table in which every value is the highest there can be."""
         longest, size = server.max_draft_len, server.max_draft_len + 1
         values = np.full((size, size), 1.0 / (1.0 - self.discount))
         verified, chosen = (PerRequest(longest, dtype=np.int64) for _ in range(2))
         return _Memory(server.rng, values, np.zeros(size**2, dtype=np.int64), verified, chosen)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
-        """Return the best known length for each request's last, or a random one."""
+        """Return, for each request, the best next length after its last one, or a random one."""
         last = memory.chosen.up_to(batch.requests)
         state = last[batch.requests]
         best = memory.values[:, 1:].argmax(axis=1) + 1
@@ -67,7 +66,7 @@ class QLearning(Policy[_Memory]):
         return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Move the value of what was done towards its reward and what may follow."""
+        """Move each action's value towards its reward plus the value of the next state."""
         (rows,) = outcome.draft_lens.nonzero()
         lens, accepted = outcome.draft_lens[rows], outcome.accepted_lens[rows]
         requests, later = outcome.requests[rows], self.discount * memory.values[:, 1:].max(axis=1)

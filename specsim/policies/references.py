@@ -1,4 +1,4 @@
-"""References for every other policy: lengths at random, and those of one that knows the future."""
+"""Reference policies: random draft lengths, and bounds that know more than a server can."""
 
 from dataclasses import dataclass
 from typing import Literal, final
@@ -47,11 +47,11 @@ class Random(Policy[ServerView]):
 class OracleGoodput(OraclePolicy[ServerView]):
     """Per sequence, the draft length that maximises the goodput of its verification.
 
-    With accepted lengths known, a draft is never longer than what survives of it and is still
-    wanted. Every surviving draft token adds one emitted token at the same cost, so for each limit
-    v on the draft length the best choice is min(v, survival), and the best v is found by trying
-    all. Liu et al. (2024), "SmartSpec", section 7.2.1: an oracle that calculates goodput from the
-    actual accepted lengths.
+    With accepted lengths known, a draft is never longer than its accepted length, nor than what the
+    request still needs. Every accepted token adds one emitted token at the same cost, so for each
+    limit v on the draft length the best choice is min(v, accepted length), and the best v is found
+    by trying all. Liu et al. (2024), "SmartSpec", section 7.2.1: an oracle that calculates goodput
+    from the actual accepted lengths.
 
     It is greedy, one step at a time: under continuous batching another policy can beat it.
     """
@@ -78,14 +78,14 @@ class OracleGoodput(OraclePolicy[ServerView]):
         return best
 
 
-_SAMPLES = 256  # drafts that a guess at this step's confidences is made of
-_CHOICES = 33  # of how much of many drafts is verified
-_KNOWN, _FOUND, _GUESSED, _TRIMS, _LEARNS = range(5)  # what to do; first, what gains are of
+_SAMPLES = 256  # random drafts from which this step's confidences are guessed
+_CHOICES = 33  # choices of how many tokens of these drafts are verified
+_KNOWN, _FOUND, _GUESSED, _TRIMS, _LEARNS = range(5)  # tasks of `weigh`
 
 
 @loop_on(Trade, *ROOMS)
 def weigh(desk: Trade) -> int:
-    """Do what is to be done; return a length for every sequence; -1: these are in `lens`."""
+    """Do the task in `sizes[3]`; return a length for all sequences; -1: they are in `lens`."""
     verb = desk.sizes[3]
     if verb == _LEARNS:
         note_step(desk)
@@ -110,11 +110,11 @@ def weigh(desk: Trade) -> int:
 class _Knowing:
     server: ServerView
     rates: PerRequest
-    """What was known of each request's last drafts when they were made: means and squares."""
+    """Mean and mean square of the rates of each request's last draft, as known when it was made."""
     desk: Desk[Trade]
 
     def put(self, gains: NDArray[np.float64], size: int = 0) -> Trade:
-        """Return the desk with the gains of some drafts, and room for those of so many."""
+        """Return the desk with `gains` in it, with room for `size` sequences."""
         num, longest = gains.shape
         desk = self.desk.fit(max(num, size, _CHOICES) * self.server.max_draft_len)
         desk.gains[: gains.size] = gains.T.ravel()
@@ -126,9 +126,9 @@ class _Knowing:
 class Bayes(KnowsModel[_Knowing]):
     """The bound of a server that knows the acceptance model and its state, but not the luck.
 
-    It draws on all that the past of a request can tell: its own acceptance and the regime that its
-    last token was drafted in; and on this step's confidences, to which none of that adds anything.
-    With these probabilities it decides as `joint` does, which has to learn them.
+    It knows all that a request's past can tell (its own acceptance, and the regime in which its
+    last token was drafted) and this step's confidences, to which the past adds nothing. With these
+    probabilities it decides as `joint` does, which has to learn them.
     """
 
     kind: Literal["bayes"] = "bayes"
@@ -136,15 +136,15 @@ class Bayes(KnowsModel[_Knowing]):
     uses_confidences = "if known"
     needs_sync = True
     confidences: bool = True
-    """Whether it looks at this step's confidences; if not, at past acceptance alone."""
+    """Whether to use this step's confidences; if not, past acceptance alone."""
 
     def start(self, server: ServerView) -> _Knowing:
-        """Return what a second is worth: nothing is known of that yet."""
+        """Return a memory without observations of tokens per second."""
         desk = trade_desk(server, 50.0, weigh, pricing=pricing_of(server))
         return _Knowing(server, PerRequest(0.0, 2, max(server.max_draft_len, 1)), desk)
 
     def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
-        """Return the lengths that are worth most before the luck is known."""
+        """Return the draft lengths of highest expected value."""
         server, load = memory.server, batch.decode_load()
         num, longest = load.num_requests, server.max_draft_len
         if not num or not longest:
@@ -169,13 +169,13 @@ class Bayes(KnowsModel[_Knowing]):
         put_loads(desk, batch.load, load, min(batch.size * longest, batch.free_slots))
         length = memory.desk.runs[0]()
         if length > 0 and what == _GUESSED and not server.drafts_at_one_cost:
-            return min(longest, batch.free_slots // num)  # until it is stopped
+            return min(longest, batch.free_slots // num)  # `stop_len` will cut it
         return desk.lens[: batch.size].copy() if length < 0 else length
 
     def _guessed_desk(
         self, rates: NDArray[np.float64], batch: BatchView, memory: _Knowing
     ) -> Trade:
-        """Return the desk with choices of how much of guessed drafts is verified."""
+        """Return the desk with the choices of how many guessed draft tokens are verified."""
         gains = self._guessed(rates, batch, memory.server)
         desk = memory.put(gains[:0], batch.size)
         copies = len(gains) / batch.size
@@ -193,7 +193,7 @@ class Bayes(KnowsModel[_Knowing]):
         return desk
 
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> int | None:
-        """Return after how many passes another one is not worth its time."""
+        """Return the draft length after which another drafting pass is not worth its time."""
         if batch.drafts is not None:
             return None
         drafts = drafts._replace(draft_lens=np.where(batch.in_prefill, 0, drafts.draft_lens))
@@ -216,7 +216,7 @@ class Bayes(KnowsModel[_Knowing]):
         return None
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> Ints:
-        """Return what is worth verifying by this step's confidences."""
+        """Return how much of each draft is worth verifying, by this step's confidences."""
         server, draft_lens = memory.server, drafts.draft_lens
         if not self.confidences or not server.has_confidences:
             return draft_lens
@@ -227,7 +227,7 @@ class Bayes(KnowsModel[_Knowing]):
         return desk.lens[: batch.size].copy()
 
     def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
-        """Note what the step took."""
+        """Learn the tokens per second from a step that has ended."""
         desk = memory.desk.fit(1)
         put_outcome(desk, outcome)
         desk.sizes[3] = _LEARNS
@@ -236,7 +236,7 @@ class Bayes(KnowsModel[_Knowing]):
     def _guessed(
         self, rates: NDArray[np.float64], batch: BatchView, server: ServerView
     ) -> NDArray[np.float64]:
-        """Return survival as confidences may come to show it, several guesses for each row."""
+        """Return random guesses of the survival that confidences will show, several per row."""
         assert server.model is not None
         rates, squares = np.repeat(rates, max(1, _SAMPLES // batch.size), axis=0).swapaxes(0, 1)
         rates = np.clip(rates, 1e-6, 1.0 - 1e-6)

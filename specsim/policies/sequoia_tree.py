@@ -19,23 +19,23 @@ from specsim.policies.parts.growth import outcomes_of
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    hits: NDArray[np.float64]  # by rank: how often it was right, fading;
-    trials: NDArray[np.float64]  # and how often it was tried, no better one being right
-    steps: int  # until the trees are made anew
+    hits: NDArray[np.float64]  # by rank: candidates accepted, fading
+    trials: NDArray[np.float64]  # by rank: candidates tried after all better ones failed, fading
+    steps: int  # until the trees are computed anew
     trees: list[list[Tree]]  # by depth, then by nodes
     lens: NDArray[np.float64]
-    """Tokens that they emit on average, bonus token included; shape (depths, nodes)."""
+    """Mean tokens that each tree emits, bonus token included; shape (depths, nodes)."""
 
 
 @final
 class SequoiaTree(DraftsTrees[_Memory]):
     """The tree that emits most tokens, of the size and depth of the highest goodput.
 
-    Chen et al. (2024), "Sequoia", sections 3.1 and 3.3: the rates of the ranks, the same wherever a
-    token is drafted, tell which tree of each size and depth emits most, and what the step takes
-    which of these to draft. The paper finds it by a dynamic program over rates measured beforehand;
-    where the chance of a rank never rises with the rank, the nodes of the likeliest paths are that
-    tree, and rates are learned as the run goes on.
+    Chen et al. (2024), "Sequoia", sections 3.1 and 3.3: a candidate's chance of acceptance depends
+    on its rank alone. These chances tell which tree of each size and depth emits most tokens, and
+    step times tell which of these trees to draft. The paper finds the trees by a dynamic program
+    over chances measured beforehand. Here the chances are learned during the run; as they never
+    rise with the rank, the nodes of the likeliest paths form that tree.
     """
 
     kind: Literal["sequoia_tree"] = "sequoia_tree"
@@ -47,11 +47,11 @@ class SequoiaTree(DraftsTrees[_Memory]):
     max_width: int = Field(default=8, ge=1, le=MAX_DRAFT_LEN)
     """Most candidates after one node."""
     window: int = Field(default=100, ge=1)
-    """Steps over which past acceptance fades."""
+    """Steps after which an observation of acceptance has faded to 1/e."""
     interval: int = Field(default=50, ge=1)
-    """Steps between two makings of the trees."""
+    """Steps after which the trees are computed anew."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """Rate of the first candidate before anything has been seen; rank r's is an r-th of it."""
+    """Chance of the first candidate before any verification; that of rank r is prior / r."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         return self.num_nodes or self.max_nodes
@@ -80,7 +80,7 @@ class SequoiaTree(DraftsTrees[_Memory]):
         return tree
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Count which rank was right at each node that was reached, and which were not."""
+        """Count the rank accepted at each node reached, and the ranks that failed there."""
         keep = 1.0 - 1.0 / self.window
         ranks = np.arange(1, self.max_width + 1)
         prior = PRIOR_TRIALS * (1.0 - keep)
@@ -93,7 +93,7 @@ class SequoiaTree(DraftsTrees[_Memory]):
                     memory.hits[rank - 1] += times
 
     def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of the first candidate."""
+        """Return the acceptance rate of the first candidate."""
         return float(memory.hits[0] / memory.trials[0])
 
     def _remake(self, memory: _Memory) -> None:
@@ -112,13 +112,14 @@ class SequoiaTree(DraftsTrees[_Memory]):
 
 
 def best_nodes(chances: list[float], depth: int, most: int) -> tuple[Path, list[float]]:
-    """Return the parents of the likeliest nodes, most likely first, and how likely each is.
+    """Return the parents of the likeliest nodes, most likely first, and each node's chance.
 
     The first n of them are the tree of n nodes that emits most tokens on average.
 
     Args:
-        chances: P(a rank is the target's token), never rising with the rank.
-        most: Nodes.
+        chances: P(the candidate of a rank is accepted), by rank, never rising.
+        depth: Most tokens on a path.
+        most: Number of nodes.
     """
     heap = [(-chances[0], 1, -1, 1, 1.0)]  # chance, rank, parent, depth, chance of the parent
     parents: list[int] = []

@@ -25,7 +25,7 @@ from specsim.profile.step_time import priced
 
 
 class OnTime(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     first_token_at: Floats  # when the step began that showed each its first, seconds; NaN before
     its: Annotated[Any, ByRequest]
@@ -33,7 +33,7 @@ class OnTime(NamedTuple):
 
 @inner
 def needed_len(view: View, memory: OnTime, row: int, step_time: float) -> int:
-    """Return the shortest draft that is expected to bring a sequence back on time."""
+    """Return the shortest draft whose expected length brings a sequence back on time, tokens."""
     step, request = view.step[0], view.requests[row]
     output_len = view.known_lens[row] - view.prompt_lens[row]
     first = memory.first_token_at[request]
@@ -55,7 +55,7 @@ def needed_len(view: View, memory: OnTime, row: int, step_time: float) -> int:
 
 @inner
 def spend_on_late(view: View, memory: OnTime) -> None:
-    """Put down what late sequences need, if there is room for all of it."""
+    """Set `counts` to what late sequences need, if there are KV slots for all of it."""
     step, counts, spent = view.step[0], memory.its.spending.counts, 0
     step_time = priced(view.pricing, step.num_decodes, step.max_draft_len)
     for row in range(step.num_rows):
@@ -66,13 +66,13 @@ def spend_on_late(view: View, memory: OnTime) -> None:
 
 
 def decide(view: View, memory: OnTime) -> None:
-    """Ask for what each request needs to be on time, and what pays on top."""
+    """Ask for the drafts that late requests need, and beyond them for those that pay."""
     step, its, emitted = view.step[0], memory.its, 0.0
     foresee_each(view, its)
     if step.num_decodes:
         spend_on_late(view, memory)
         spend_each(view, its)
-        # What the late are given need not pay; whether the drafter does is another question.
+        # Drafts for late requests need not pay; whether the drafter does is judged apart.
         k = best_common_len(view, step.alpha)
         ask_all(view, k)
         emitted = step.num_decodes * expected_len(step.alpha, k)
@@ -81,12 +81,12 @@ def decide(view: View, memory: OnTime) -> None:
 
 
 def observe(view: View, memory: OnTime) -> None:
-    """Learn from what was accepted."""
+    """Learn each request's acceptance, and how long the drafter takes to read prompts."""
     learn_each(view, memory.its)
 
 
 def drop(view: View, memory: OnTime) -> None:
-    """Let go of those for whom drafting does not pay."""
+    """Let go of the sequences for which drafting does not pay."""
     let_go(view, memory.its.known[0])
 
 
@@ -98,9 +98,9 @@ class SloAware(LoopPolicy):
     T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
     request the shortest draft whose expected length gets it there, as their released code does
     (flexflow/flexflow-serve ``src/runtime/request_manager.cc add_tokens_toward_slo`` at bc67e97);
-    phase 2 is marginal goodput, so that with all on time this is `goodput_exact`. There T is set
-    ahead, times 1.05; phase 2 takes the likeliest tokens up to a set number; drafts are trees; and
-    phase 1 gives at most 1.2 times an even share, least needs first; here all or nothing.
+    phase 2 is marginal goodput, so this is `goodput_exact` when none is late. In their code T is
+    configured, times 1.05; phase 2 takes the likeliest tokens up to a fixed number; drafts are
+    trees; phase 1 gives up to 1.2 times an even share, smallest needs first (here: all or none).
     """
 
     kind: Literal["slo_aware"] = "slo_aware"
@@ -108,9 +108,9 @@ class SloAware(LoopPolicy):
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, else 50."""
     window: int = Field(default=50, ge=1)
-    """Steps of a request over which its past fades."""
+    """Steps of a request after which an observation of it has faded to 1/e."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
 
     loops = Loops(OnTime, decide=decide, observe=observe, drop=drop)
 

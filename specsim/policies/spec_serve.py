@@ -28,23 +28,23 @@ from specsim.policies.parts.spending import (
 
 
 class ServeState(WindowState, Protocol):
-    """What is known of acceptance and of confidences."""
+    """The acceptance rate of the window, and the mean confidence."""
 
-    expected: float  # confidence of a token that is not drafted yet: the mean of
-    num_drafted: float  # so many before
-    by_confidence: int  # whether any are known in time
+    expected: float  # confidence expected of a token not drafted yet: mean of all tokens so far
+    num_drafted: float  # number of tokens in that mean
+    by_confidence: int  # whether confidences are known before the policy decides
 
 
 class Serving(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     state: Rows[ServeState]  # one row
-    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
+    ring: Ints  # accepted tokens and drafts cut short of each step in the window
     spending: Annotated[Any, Spending]
 
 
 def decide(view: View, memory: Serving) -> None:
-    """Ask for the longest drafts, which are stopped, or none; or what has been best of late."""
+    """Ask for the longest drafts, for `stop` to cut, or none; asynchronously, for the best k."""
     step, state, k = view.step[0], memory.state[0], int(view.step[0].max_draft_len)
     step.alpha, step.may_stop, num = alpha_of(state), state.by_confidence, step.num_decodes
     put_decodes(view)
@@ -56,7 +56,7 @@ def decide(view: View, memory: Serving) -> None:
 
 
 def stop(view: View, memory: Serving) -> None:
-    """Stop at the length that has lowered efficiency, or beyond which it is expected to."""
+    """Stop at the first length that has lowered efficiency, or before one expected to."""
     step, state, emitted = view.step[0], memory.state[0], float(view.step[0].num_decodes)
     put_stated(view, memory.spending.gains)
     put_decodes(view)
@@ -74,7 +74,7 @@ def stop(view: View, memory: Serving) -> None:
 
 
 def verify(view: View, memory: Serving) -> None:
-    """Verify of each draft what is among the tokens that are worth it."""
+    """Verify the draft tokens that raise efficiency, the likeliest of the batch first."""
     verify_all(view)
     if memory.state[0].by_confidence and view.step[0].width:
         put_stated(view, memory.spending.gains)
@@ -82,7 +82,7 @@ def verify(view: View, memory: Serving) -> None:
 
 
 def observe(view: View, memory: Serving) -> None:
-    """Learn from what was accepted."""
+    """Learn the acceptance rate of the batch."""
     note_trials(view, memory.state[0], memory.ring)
 
 
@@ -104,11 +104,11 @@ class SpecServe(LoopPolicy):
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, if any."""
     first_confidence: float = Field(default=0.6, ge=0, le=1)
-    """Of a token before any has been drafted; it counts for five."""
+    """Expected confidence of a token before any was drafted; counts for five tokens in the mean."""
     window: int = Field(default=50, ge=1)
-    """Steps that the acceptance rate goes over, asynchronously."""
+    """Steps over which the acceptance rate is taken, under asynchronous scheduling."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """It before anything has been seen."""
+    """Acceptance rate before any draft has been verified."""
 
     loops = Loops(Serving, decide=decide, stop=stop, verify=verify, observe=observe)
 

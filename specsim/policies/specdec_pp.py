@@ -15,7 +15,7 @@ def decide(view: View, memory: Stopping) -> None:
 
 
 def stop(view: View, memory: Stopping) -> None:
-    """Cut each draft once a rejection before its last token is likely enough."""
+    """Cut each draft once P(a token before its last is rejected) exceeds the threshold."""
     step, rule = view.step[0], memory.rule[0]
     step.stop_len = step.max_draft_len
     for row in range(step.num_rows):
@@ -44,9 +44,10 @@ class SpecDecPP(LoopPolicy):
     uses_confidences = True
     needs_sync = True
     threshold: float = Field(default=0.3, ge=0, le=1)
-    """Likelihood of a rejection above which it stops; that of the authors' example."""
+    """Chance of a rejection above which drafting stops; default of the authors' example."""
     least_len: int = Field(default=2, ge=1)
-    """Shortest draft, tokens; their ``--bound 2 20``, whose other end is num_speculative_tokens."""
+    """Shortest draft, tokens: the 2 of the authors' ``--bound 2 20``; num_speculative_tokens is
+    the upper bound."""
 
     loops = Loops(Stopping, decide=decide, stop=stop)
 

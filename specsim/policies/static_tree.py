@@ -15,17 +15,17 @@ from specsim.policies.parts.growth import checked_nodes
 class StaticTree(DraftsTrees[Tree]):
     """Draft one tree for every sequence in every step.
 
-    Its nodes are named by the paths to them, as in Medusa's and EAGLE's lists of choices (Cai et
-    al. 2024; Li et al. 2024), whose ranks count from 0, or every node of a depth has as many
-    children; widths of 1 are a chain, and do what policy ``static`` does.
+    The tree is given by `choices`, the paths to its nodes, as in Medusa's and EAGLE's lists (Cai et
+    al. 2024; Li et al. 2024), or by `widths`, the children of every node of a depth. Widths of 1
+    are a chain, which behaves as policy ``static``.
     """
 
     kind: Literal["static_tree"] = "static_tree"
     examples = ({"widths": [2, 2, 1]}, {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]})
     widths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
-    """Children of each node, by depth."""
+    """Number of children of every node, by depth."""
     choices: tuple[tuple[int, ...], ...] | None = Field(default=None, min_length=1)
-    """Paths of ranks from 0; shorter paths and better siblings that they need are drafted too."""
+    """Paths of ranks from 0; the prefixes and better siblings of a path are always drafted, too."""
 
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
@@ -44,7 +44,7 @@ class StaticTree(DraftsTrees[Tree]):
         return Tree.of_paths(tuple(rank + 1 for rank in path) for path in self.choices or ())
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return its nodes; a ValueError if they are too many, or a path too long."""
+        """Return the nodes of the tree; a ValueError if they are too many, or a path too long."""
         lens = [len(self.widths)] if self.widths else map(len, self.choices or ())
         if (depth := max(lens)) > num_speculative_tokens:
             raise ValueError(

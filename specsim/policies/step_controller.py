@@ -22,9 +22,9 @@ class _Memory:
 class StepController(Policy[_Memory]):
     """Per request: any rejection takes one token off its draft, full acceptance adds one.
 
-    A saturating counter as in branch prediction, blind to cost. A draft of length 0 has nothing to
-    reject, so a request climbs back from it. A step that verified nothing although the counter
-    stands higher, such as a request's prefill, says nothing. "A Drop-in Solution for On-the-fly
+    A saturating counter as in branch prediction, which ignores cost. A draft of length 0 cannot be
+    rejected, so a request climbs back from it; but a step that verified nothing although the
+    counter was above 0, such as a prefill, is ignored. "A Drop-in Solution for On-the-fly
     Adaptation of Speculative Decoding", section 4.2, which calls it a finite state machine.
     """
 
@@ -34,7 +34,7 @@ class StepController(Policy[_Memory]):
     """First draft length of a request, tokens; by default the longest."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return the draft lengths of all requests, none of them known yet."""
+        """Return a memory in which every request starts at `k_start`."""
         k_max = server.max_draft_len
         start = k_max if self.k_start is None else min(self.k_start, k_max)
         return _Memory(k_max, PerRequest(start, dtype=np.int64))
@@ -55,19 +55,19 @@ class StepController(Policy[_Memory]):
 class _Seen(_Memory):
     prompt_token_ids: Callable[[int], Iterable[int]]
     tokens: dict[int, set[int]] = field(default_factory=dict)
-    """Of each request: those of its prompt and of its answer so far."""
+    """Token ids in each request's prompt and output so far."""
 
 
 @final
 class CachedStepController(Policy[_Seen]):
     """Per request: longer drafts while the answer repeats tokens that it has seen before.
 
-    A cache of tokens, seeded with the prompt, takes in every token of the answer. The draft grows
-    by one if an accepted token was in the cache already, by another one if all drafts were
-    accepted, and shrinks by one if no accepted token was in it. "A Drop-in Solution for On-the-fly
-    Adaptation of Speculative Decoding", section 4.2. The bonus token was not speculated and does
-    not count; but where nothing was drafted it stands in for it and can only add, so that a request
-    climbs back from a draft length of 0.
+    A cache of tokens, filled with the prompt, takes in every output token. The draft length grows
+    by one if an accepted token was in the cache already, by another one if the whole draft was
+    accepted, and shrinks by one if no accepted token was in the cache. "A Drop-in Solution for
+    On-the-fly Adaptation of Speculative Decoding", section 4.2. The bonus token does not count,
+    except where nothing was drafted: then it may only raise the length, so that a request climbs
+    back from a draft length of 0.
     """
 
     kind: Literal["cached_step_controller"] = "cached_step_controller"

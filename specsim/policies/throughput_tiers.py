@@ -24,7 +24,7 @@ from specsim.policies.parts.tiers_by_size import (
 
 
 class TierState(Protocol):
-    """Where it stands, and the policy's numbers."""
+    """The current tier, and parameters of the policy."""
 
     k: int
     num_steps: int  # verified since it was looked at
@@ -33,17 +33,17 @@ class TierState(Protocol):
 
 
 class TierMemory(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     state: Rows[TierState]  # one row
-    shares: FloatRows  # of drafts accepted up to each position, by step, shape (longest, window)
-    counts: Ints  # steps that each position has had
+    shares: FloatRows  # share of drafts accepted up to each position, shape (longest, window)
+    counts: Ints  # steps noted for each position
     tiers: Annotated[Any, Tiers]
 
 
 @inner
 def best_tier(view: View, memory: TierMemory, place: int, held: int, margin: float) -> int:
-    """Return the tier of a range with most tokens per second, if over `margin` times `held`'s."""
+    """Return the range's tier of most tokens per second; `held` if that gains under `margin`."""
     tokens, first, last, best, best_rate, held_rate = 1.0, np.nan, np.nan, held, 0.0, 0.0
     put_decodes(view)
     for k in range(1, view.step[0].max_draft_len + 1):
@@ -60,14 +60,14 @@ def best_tier(view: View, memory: TierMemory, place: int, held: int, margin: flo
 
 @inner
 def take(memory: TierMemory, k: int) -> None:
-    """Take a tier; forget the positions that it no longer drafts."""
+    """Switch to a tier; forget the shares of positions that it no longer drafts."""
     for place in range(k, memory.state[0].k):
         memory.counts[place] = 0
     memory.state[0].k = k
 
 
 def decide(view: View, memory: TierMemory) -> None:
-    """Draft as a tier of the batch's size says; at the end of an interval choose it anew."""
+    """Draft the current tier of the batch's size; choose it anew after an interval."""
     step, state = view.step[0], memory.state[0]
     if step.num_decodes:
         place = range_of(memory.tiers.sizes, step.num_decodes)
@@ -75,14 +75,14 @@ def decide(view: View, memory: TierMemory) -> None:
             take(memory, best_tier(view, memory, place, memory.tiers.middles[place], 0.0))
         if state.num_steps >= state.interval:
             state.num_steps = 0
-            # Windows fill from the first position on, so that the last says whether all are full.
+            # Windows fill from the first position on: all are full if the last one is.
             if not state.k or memory.counts[state.k - 1] >= memory.shares.shape[1]:
                 take(memory, best_tier(view, memory, place, state.k, 1.0 + state.hysteresis))
     ask_all(view, state.k)
 
 
 def observe(view: View, memory: TierMemory) -> None:
-    """Note which share of the drafts was accepted up to each position."""
+    """Note the share of the step's drafts accepted up to each position."""
     memory.state[0].num_steps += note_shares(view, memory.shares, memory.counts)
 
 
@@ -93,22 +93,22 @@ class ThroughputTiers(LoopPolicy):
     SGLang's throughput-aware adaptive speculation (PR 28045:
     ``srt/speculative/throughput_aware_controller.py ThroughputAwarePolicy`` at a12239f, its counter
     of steps as in its tests at 1688f2a; ``throughput_aware_spec_params.py`` at 2357074), with its
-    default tiers. The share of drafts accepted up to a position is a mean of late, over all sizes;
-    positions not seen follow the ratio of those before. A size without the tier takes another at
-    once, the middle one if nothing is known. SGLang rounds sizes up to a CUDA graph's and measures
-    step times once; here the profile gives them.
+    default tiers. The share of drafts accepted up to a position is a mean over the last steps of
+    all sizes; positions not seen yet continue the mean ratio of the shares before. A size that
+    lacks the current tier switches at once, to its middle tier if no share is known. SGLang rounds
+    sizes up to a CUDA graph and measures step times once; here the profile gives them.
     """
 
     kind: Literal["throughput_tiers"] = "throughput_tiers"
     examples = ({}, {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}})
     tiers: Annotated[TiersBySize, rising_from(1)] = Field(default={1: (1, 3, 5, 7)})
-    """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
+    """Draft lengths by the smallest batch size they are for; a list is for all sizes."""
     window: int = Field(default=20, ge=1)
-    """Steps that a share is a mean of."""
+    """Steps over which a share is averaged."""
     interval: int = Field(default=5, ge=1)
     """Verified steps between decisions."""
     hysteresis: float = Field(default=0.1, ge=0)
-    """By which share another tier must be faster, to be taken."""
+    """Share by which another tier must be faster to be chosen."""
 
     loops = Loops(TierMemory, decide=decide, observe=observe)
 

@@ -17,19 +17,19 @@ from specsim.profile.step_time import priced, put_load
 
 
 class TurboState(Known, Protocol):
-    """And from which batch on it does not."""
+    """`Known`, and the batch size above which new requests are not drafted for."""
 
     by_model: int  # whether a model drafts
     disable_size: float  # batch size at which k = 0 was chosen
     num_skips: int
-    reset_steps: int  # of the policy
+    reset_steps: int  # field of the policy
 
 
 class Turbo(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     known: Rows[TurboState]  # one row
-    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
+    ring: Ints  # accepted tokens and drafts cut short of each step in the window
 
 
 def decide(view: View, memory: Turbo) -> None:
@@ -47,7 +47,7 @@ def decide(view: View, memory: Turbo) -> None:
 
 @inner
 def best_verified_len(view: View, alpha: float) -> int:
-    """Return the longest verification of highest goodput; drafting is paid in any case."""
+    """Return the verification length of highest goodput, with drafting at full length paid."""
     step, pricing, expected, gain = view.step[0], view.pricing, float(view.step[0].num_decodes), 1.0
     tokens = step.batched_tokens - shown_tokens(view)
     put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
@@ -64,7 +64,7 @@ def best_verified_len(view: View, alpha: float) -> int:
 
 
 def verify(view: View, memory: Turbo) -> None:
-    """Verify all of a model's draft, or as goodput says."""
+    """Verify all of a model's drafts; of a lookup's, the length of highest goodput."""
     step, known = view.step[0], memory.known[0]
     most = step.max_draft_len if known.by_model else best_verified_len(view, alpha_of(known))
     for row in range(step.num_rows):
@@ -72,14 +72,14 @@ def verify(view: View, memory: Turbo) -> None:
 
 
 def observe(view: View, memory: Turbo) -> None:
-    """Learn from what was accepted, and what prompts take to be read by the drafter."""
+    """Learn the acceptance rate, and how long the drafter takes to read prompts."""
     known = memory.known[0]
     learn(view, known, note_trials(view, known, memory.ring))
     view.step[0].may_drop = gives_up(known) or known.disable_size < inf
 
 
 def drop(view: View, memory: Turbo) -> None:
-    """Let go of all where the drafter is given up, of new ones where the batch is too large."""
+    """Let go of all if the drafter is given up; of new sequences if the batch is too large."""
     step, known = view.step[0], memory.known[0]
     skips = step.num_admitted > 0 and step.num_running > known.disable_size
     let_go_of(view, gives_up(known), skips)
@@ -94,22 +94,22 @@ class TurboSpec(LoopPolicy):
     """Proposed length and verification length by goodput, each where it is free to move.
 
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A model or
-    head is asked for the k of highest goodput, all of it verified; a lookup for the longest draft,
-    which costs nothing, and goodput says how much is verified. Requests admitted to a larger batch
-    (of what decodes after their prompts) than that at which k = 0 was chosen are never drafted for;
-    every `reset_steps` of them it is forgotten. Not taken is what their code has beyond the paper
-    (LiuXiaoxuanPKU/vllm ``vllm/spec_decode/dsd.py DSD`` at 647244c): a choice every 20 steps, 1.1
-    times its goodput for no draft, the first worse length as the end, alpha smoothed by 0.15,
-    lookups of 8 tokens up to 32 sequences, then none.
+    head drafts the k of highest goodput, and all of it is verified; a lookup drafts the longest,
+    which costs nothing, and goodput sets the verification length. Requests admitted while more
+    sequences run than the step had in which k = 0 was chosen are never drafted for; after
+    `reset_steps` such steps that size is forgotten. Not taken is what the code has beyond the paper
+    (LiuXiaoxuanPKU/vllm ``vllm/spec_decode/dsd.py DSD`` at 647244c): a choice every 20 steps,
+    goodput of k = 0 times 1.1, a search that ends at the first worse length, alpha smoothed by
+    0.15, lookups of 8 tokens up to 32 sequences and none beyond.
     """
 
     kind: Literal["turbospec"] = "turbospec"
     window: int = Field(default=50, ge=1)
-    """Steps that the moving average of alpha goes over."""
+    """Steps of the moving average of alpha."""
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
     reset_steps: int = Field(default=100, ge=1)
-    """Skipped prefills after which the threshold is forgotten (listing 1, RESETSTEPS)."""
+    """Steps with skipped draft prefills after which that size is forgotten (there, RESETSTEPS)."""
 
     loops = Loops(Turbo, decide=decide, verify=verify, observe=observe, drop=drop)
 

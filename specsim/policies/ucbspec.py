@@ -14,10 +14,10 @@ from specsim.policies.parts.everybody import ask_all
 
 
 class Arms(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
-    means: Floats  # tokens per second, mean over the rounds of each k = 1, 2, ...;
-    plays: Floats  # and how many there were
+    means: Floats  # mean tokens per second of the steps that verified each k = 1, 2, ...
+    plays: Floats  # number of these steps
 
 
 @inner
@@ -35,14 +35,14 @@ def best_arm(memory: Arms) -> int:
 
 
 def decide(view: View, memory: Arms) -> None:
-    """Play all arms in turn, twice but for the last; then the one of the highest mean."""
+    """Play all arms in turn, each twice except the last; then the one of the highest mean."""
     step = view.step[0]
     k = best_arm(memory) + 1 if step.num_decodes and step.max_draft_len else 0
     ask_all(view, k)
 
 
 def observe(view: View, memory: Arms) -> None:
-    """Reward the arm that the step verified; one that reads prompts says nothing of it."""
+    """Reward the arm that the step verified, unless the step read prompts."""
     k = played_k(view)
     if 0 < k <= len(memory.plays):
         note_reward(memory.means, memory.plays, k - 1, rate_of(view))
@@ -54,19 +54,18 @@ class UcbSpec(LoopPolicy):
 
     Hou et al. (2025), "BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms", arXiv
     2505.15141, as released (``generate_utils.py ucb_length_spec_generate`` at a30f56d). There the
-    bonus of exploration is divided by the plays of all arms together, so that it is the same for
-    all and settles nothing: it is left out here. Their batches start and end together and are all
-    that runs; the means know nothing of how large a batch was. k = 0 is no arm. UCB1 with a bonus
-    of each arm's own is `bandit`.
+    exploration bonus is divided by the plays of all arms together, so that it is equal for all arms
+    and has no effect: it is left out here. Their batches start and end together, one at a time; the
+    means ignore the batch size. k = 0 is no arm. For UCB1 with a bonus per arm see `bandit`.
     """
 
     kind: Literal["ucbspec"] = "ucbspec"
     num_arms: int = Field(default=4, ge=1)
-    """Draft lengths 1, 2, ... up to it."""
+    """Longest k that is tried; the arms are 1, 2, ... up to it."""
 
     loops = Loops(Arms, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return arms that have never been played."""
+        """Return a memory in which no arm has been played."""
         num_arms = max(1, min(self.num_arms, server.max_draft_len))
         return self.remember(server, means=np.zeros(num_arms), plays=np.zeros(num_arms))

@@ -18,7 +18,7 @@ from specsim.policies.parts.estimate import (
 
 
 class SeenTimes(Protocol):
-    """What steps took last, seconds, and the policy's numbers."""
+    """The latest step times, seconds, and parameters of the policy."""
 
     draft_pass: float  # a: per drafted token
     verify: float  # b: of a step without drafting
@@ -27,7 +27,7 @@ class SeenTimes(Protocol):
 
 
 class SeenLately(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     times: Rows[SeenTimes]  # one row
     fading: Annotated[Any, Fading]
@@ -47,7 +47,7 @@ def best_window(alpha: float, times: SeenTimes, longest: int) -> int:
 
 
 def decide(view: View, memory: SeenLately) -> None:
-    """Ask for the best length of each request; the longest until times have been seen."""
+    """Ask for the best length of each request; the longest until both times are known."""
     step, times = view.step[0], memory.times[0]
     step.alpha = alpha_of_all(memory.fading.totals, times.prior)
     for row in range(step.num_rows):
@@ -58,7 +58,7 @@ def decide(view: View, memory: SeenLately) -> None:
 
 
 def observe(view: View, memory: SeenLately) -> None:
-    """Learn alpha from the drafts, a and b from the clock."""
+    """Learn alpha from the drafts, and a and b from the step's times."""
     step, times, longest = view.step[0], memory.times[0], longest_of(view)
     memory.fading.sizes[0] = step.num_rows
     fade(memory.fading)
@@ -72,22 +72,22 @@ class WindowOpt(LoopPolicy):
     """Per request, the k that maximises l(alpha, k) / (k a + b), all three observed online.
 
     alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a
-    rejection), capped at `alpha_max`. The others, a and b: the most recent drafting time per token
-    and verification time, of steps that read no prompt, which says nothing of what verifying takes.
-    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.1, eq. 1 and
-    2. There is no profile and no term for the batch: b is what the last step happened to take.
+    rejection), capped at `alpha_max`; a and b: the most recent drafting time per token and
+    verification time of a step that read no prompts. "A Drop-in Solution for On-the-fly Adaptation
+    of Speculative Decoding", section 4.1, eq. 1 and 2. There is no profile and no term for the
+    batch size: b is the time of the last such step.
     """
 
     kind: Literal["window_opt"] = "window_opt"
     window: int = Field(default=16, ge=1)
-    """h, drafts of a request over which its past fades."""
+    """h: drafts of a request after which an observation of it has faded to 1/e."""
     alpha_max: float = Field(default=0.98, gt=0, lt=1)
     prior: float = Field(default=0.7, ge=0, le=1)
-    """alpha before anything has been seen."""
+    """alpha before any draft has been verified."""
 
     loops = Loops(SeenLately, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior, and no time seen."""
+        """Return a memory with the prior alpha and without step times."""
         fading = fading_desk(self.window, 1.0, forgets=True)
         return self.remember(server, times=row_of(SeenTimes, self), fading=fading)

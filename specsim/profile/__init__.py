@@ -1,4 +1,4 @@
-"""Profile: what a step costs on one GPU with one model, measured or made from data sheets."""
+"""Profile: step times of one model on one GPU, measured, or composed from data sheets or tables."""
 
 from specsim.profile.costs import DraftCost, Overhead, StepCosts
 from specsim.profile.profile import (

@@ -39,32 +39,32 @@ class DraftCost(Settings):
     """What it costs to draft with one proposer."""
 
     basis: Literal["pass", "draft", "heads"] = "pass"
-    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k
-    (with parallel drafting one); a fit to whole drafts, whatever their length; or heads that all
-    run once, on the last token of each sequence."""
+    """What `latency` gives the time of. ``pass``: one forward pass of the drafter, k of which make
+    a draft of k tokens (one with parallel drafting). ``draft``: a whole draft of any length.
+    ``heads``: all heads, which run once, on the last token of each sequence."""
     latency: Annotated[LatencyModel, LATENCY] | None = None
     target_share: float = Field(default=0.0, ge=0)
     """Host time as a share of the target's forward pass."""
     token_us: float = Field(default=0.0, ge=0)
     """Host time per drafted token, microseconds."""
     step_ms: float = Field(default=0.0, ge=0)
-    """Host time of a step that drafts: handing over, sampling, output; milliseconds."""
+    """Host time of each step that drafts (input, sampling, output), milliseconds."""
     request_us: float = Field(default=0.0, ge=0)
-    """Host time per sequence of a step that drafts, whether or not a draft is found for it."""
+    """Host time per sequence of a step that drafts, with or without a draft, microseconds."""
     weights_gib: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own weights per GPU, GiB."""
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
-    """Memory of the drafter's own KV cache per GPU, bytes."""
+    """Memory of the drafter's own KV entries per token and GPU, bytes."""
 
     def of_modules(self, count: int) -> Self:
-        """Return so many drafters that draft in turn: each pass is one's, the memory all theirs."""
+        """Return the cost of `count` modules that draft in turn: a pass is that of one of them."""
         if count == 1:
             return self
         weights, kept = count * self.weights_gib, count * self.kv_bytes_per_token
         return self.model_copy(update={"weights_gib": weights, "kv_bytes_per_token": kept})
 
     def numbers(self, block: BlockPass, overhead: Sequence[float] = (0.0, 0.0)) -> list[float]:
-        """Return all but its passes, in the places of `specsim.profile.step_time`."""
+        """Return all costs but the passes, in the places of `specsim.profile.step_time`."""
         has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
         host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
         own = (1.0, has_latency, basis, *host, self.request_us * 1e-6)
@@ -78,9 +78,9 @@ class DraftCost(Settings):
         See `specsim.profile.step_time.draft_time`.
 
         Args:
-            load: Of the target's forward pass, which takes `target_time` seconds.
-            draft_lens: For every sequence alike, or one per sequence, tokens.
-            block: Of a drafter that drafts all tokens at once.
+            load: Load of the target's forward pass, which takes `target_time` seconds.
+            draft_lens: One length for all sequences, or one per sequence, tokens.
+            block: The passes of a drafter that drafts all tokens at once.
         """
         made, rows = draft_load(load, draft_lens)
         costs = self.numbers(block)
@@ -96,12 +96,12 @@ def pass_time(
 
 
 def asked_time(model: LatencyModel, load: StepLoad) -> float:
-    """Return how long a forward pass lasts; a PluginError if a user's class gives no duration."""
+    """Return the seconds of a forward pass; a PluginError if a user's class returns no duration."""
     return _held_time(model, "forward_time", model.forward_time(load), load)
 
 
 def check_constant(model: LatencyModel) -> None:
-    """Raise a PluginError if a user's class gives another time for the same load."""
+    """Raise a PluginError if a user's class returns different times for the same load."""
     if not is_shipped(model):
         load = StepLoad(8, 1, 1, 0, Pieces([1], [8]))
         times = [asked_time(model, load) for _ in range(2)]
@@ -130,10 +130,10 @@ def _are_times(given: Any, shape: tuple[int, ...]) -> bool:
 
 
 def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:
-    """Return what is drafted after a step, and the sequences that draft a first token, and so on.
+    """Return the load of drafting after a step, and how many sequences draft a 1st, 2nd, ... token.
 
     Args:
-        draft_lens: For every sequence alike, or one per sequence, tokens; or trees.
+        draft_lens: One length for all sequences, or one per sequence, tokens; or trees.
     """
     if isinstance(draft_lens, Tree):
         return _tree_load(load, [draft_lens] * load.num_requests)
@@ -161,15 +161,15 @@ class Overhead(Settings):
 
     step_ms: float = Field(default=0.0, ge=0)
     request_us: float = Field(default=0.0, ge=0)
-    """Per sequence in the step."""
+    """Time per sequence in the step, microseconds."""
     sync_step_ms: float = Field(default=0.0, ge=0)
-    """In addition where scheduling is synchronous, so that the GPU waits for the host."""
+    """Further time of each step with synchronous scheduling, when the GPU waits for the host."""
     front_ms: float = Field(default=0.0, ge=0)
-    """Between a client and the engine, once per request: HTTP and handing over. It delays a
-    request, and occupies nothing."""
+    """Delay between client and engine, once per request (HTTP and transfer), milliseconds. It
+    occupies no resource."""
     front_token_us: float = Field(default=0.0, ge=0)
-    """Per token of a prompt, cached or not: tokenization, in which prompts wait for each other
-    (`specsim.engine.front.Front`)."""
+    """Tokenization time per prompt token, cached or not, microseconds; prompts are tokenized one
+    after another (`specsim.engine.front.Front`)."""
 
     def of_engine(self, *, is_async: bool) -> "Overhead":
         if is_async or not self.sync_step_ms:
@@ -178,7 +178,7 @@ class Overhead(Settings):
 
     @property
     def numbers(self) -> list[float]:
-        """Per step and per sequence, seconds: the first places of `specsim.profile.step_time`."""
+        """Seconds per step and per sequence: the first places of `specsim.profile.step_time`."""
         return [self.step_ms * 1e-3, self.request_us * 1e-6]
 
 
@@ -187,36 +187,36 @@ LORA_STEP, LORA_TOKEN, LORA_LOAD, LORA_READ = range(4)
 
 
 class AdapterCost(Settings):
-    """What LoRA adapters of one rank add to the target's forward pass.
+    """Times that LoRA adapters of one rank add to the target's forward pass.
 
-    Their memory is part of the profile's `reserved_gib`: vLLM sets aside room for `max_loras`
+    Their memory is part of the profile's `reserved_gib`: vLLM reserves room for `max_loras`
     adapters when it starts.
     """
 
     step_ms: float = Field(default=0.0, ge=0)
-    """Of a step that serves any adapter: launches, and products of the size of the model."""
+    """Time added to a step that serves any adapter: kernel launches and matrix products."""
     token_us: float = Field(default=0.0, ge=0)
-    """Per token of sequences with an adapter."""
+    """Time added per batched token of sequences with an adapter."""
     load_ms: float = Field(default=0.0, ge=0)
-    """To copy an adapter from host memory to the GPU; the step waits for it."""
+    """Time to copy an adapter from host memory to the GPU, for which the step waits."""
     read_ms: float = Field(default=0.0, ge=0)
-    """To read an adapter into host memory, before that."""
+    """Time to read an adapter into host memory, before it is copied to the GPU."""
 
     @property
     def numbers(self) -> list[float]:
-        """The same in seconds, in the order of `LORA_STEP` to `LORA_READ`."""
+        """The four times in seconds, in the order of `LORA_STEP` to `LORA_READ`."""
         milliseconds = [self.step_ms, self.token_us * 1e-3, self.load_ms, self.read_ms]
         return [value * 1e-3 for value in milliseconds]
 
 
 @dataclass(frozen=True)
 class CompiledCosts:
-    """What a step costs, as loops work it out."""
+    """The cost model as numbers, from which loops compute step times."""
 
     target: Form | None  # None: the latency model is Python
     drafter: Form | None  # None: the drafter's is, or there is none
     numbers: NDArray[np.float64]  # `StepCosts.numbers`
-    drafts: bool  # whether drafting is among them
+    drafts: bool  # whether loops can compute drafting times from these
 
 
 @dataclass(frozen=True)
@@ -231,14 +231,14 @@ class StepCosts:
     overhead: Overhead
     adapters: AdapterCost = field(default_factory=AdapterCost)
     expands_batch: bool = False
-    """Whether each draft token is verified as a sequence of its own, which reads the context."""
+    """Batch expansion: each draft token is verified as a sequence of its own, with its context."""
     overlaps: bool = False  # whether the drafter runs while the target does
-    hides_overhead: bool = False  # whether the engine's own time passes while the GPU is at work
+    hides_overhead: bool = False  # whether the engine's overhead passes while the GPU works
     block: BlockPass = NO_BLOCK
 
     @cached_property
     def numbers(self) -> list[float]:
-        """All but the forward passes, in the places of `specsim.profile.step_time`."""
+        """All costs but the forward passes, in the places of `specsim.profile.step_time`."""
         overhead = self.overhead.numbers
         numbers = [*overhead, *[0.0] * (NUM_COSTS - len(overhead))]
         if self.drafts:
@@ -248,7 +248,7 @@ class StepCosts:
         return numbers
 
     def compiled(self) -> CompiledCosts:
-        """Return what loops work out by themselves; of several drafters they know none."""
+        """Return the numbers for loops; with several drafters, without those of drafting."""
         (target, drafter), numbers = self._forms, np.array(self.numbers)
         is_compiled = len(self.drafts) < 2 and (self._own_latency is None or drafter is not None)
         if len(self.drafts) > 1:
@@ -262,7 +262,7 @@ class StepCosts:
 
     @cached_property
     def _forms(self) -> tuple[Form | None, Form | None]:
-        """The target's form and the drafter's; every replica of a run asks for them."""
+        """The forms of target and drafter, kept since every replica of a run needs them."""
         latency = self._own_latency
         check_constant(self.target)
         return self.target.form(), None if latency is None else latency.form()
@@ -272,7 +272,7 @@ class StepCosts:
         return asked_time(self.target, load) if load.batched_tokens else 0.0
 
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        if self.target.waits_for_slowest:  # each is looked at: a maximum would hide NaN
+        if self.target.waits_for_slowest:  # checked one by one: a maximum would hide NaN
             times = [asked_time(self.target, load) for load in loads]
             return self.time_of_ranks(times, [load.batched_tokens for load in loads])
         return _held_time(self.target, "lock_step_time", self.target.lock_step_time(loads))
@@ -283,10 +283,10 @@ class StepCosts:
     def draft_time(
         self, load: StepLoad, draft_lens: Drafts, target_time: float, drafter: int = 0
     ) -> float:
-        """Return the duration of drafting after such a step, seconds; see `DraftCost.draft_time`.
+        """Return the duration of drafting after a step, seconds; see `DraftCost.draft_time`.
 
         Args:
-            drafter: Which of several.
+            drafter: Number of the drafter, if there are several.
         """
         if not self.drafts or not load.batched_tokens:
             return 0.0
@@ -297,7 +297,7 @@ class StepCosts:
 
     @property
     def drafts_at_one_cost(self) -> bool:
-        """Whether a step that drafts takes equally long whatever the length of its drafts."""
+        """Whether drafting takes the same time whatever the length of the drafts."""
         if not self.drafts:
             return True
         draft = self.drafts[0]
@@ -305,14 +305,14 @@ class StepCosts:
         return not draft.token_us and is_one_pass
 
     def step_time(self, load: StepLoad, draft_lens: Drafts) -> float:
-        """Return what a decode of this load takes that drafts so many tokens, seconds.
+        """Return an estimate of the seconds of a step with this load and these drafts.
 
-        For estimates: its context is that of the sequences, read once. Under batch expansion each
-        batched token reads its sequence's, here taken to be of mean length.
+        `load.context_tokens` counts each sequence's context once. Under batch expansion each
+        batched token reads the context of its sequence, which is taken to be of mean length.
         """
         verified = load
         if self.expands_batch and load.num_requests:
-            # An estimate need not be whole, nor a single number: see `step_times`.
+            # May be fractional, or an array: see `step_times`.
             reads: Any = load.batched_tokens / load.num_requests
             verified = load._replace(context_tokens=load.context_tokens * reads)
         target_time = asked_time(self.target, verified)
@@ -324,10 +324,12 @@ class StepCosts:
     def step_times(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
     ) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens, shape (n,), seconds.
+        """Return the seconds of steps that differ in their batched tokens only, shape (n,).
 
         Args:
-            load: Everything else about them.
+            load: The load of all of them; its batched tokens are ignored.
+            batched_tokens: Shape (n,).
+            draft_lens: As for `step_time`.
         """
         # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
         many: Any = batched_tokens

@@ -39,7 +39,7 @@ class ValidRange(Settings):
     batched_tokens: int = Field(gt=0)
     context_lens: tuple[PositiveInt, PositiveInt] | None = None
     """Shortest and longest mean context of a sequence in the runs that it was fitted to, tokens;
-    what it says of others is not known. None: of any."""
+    its error beyond these is not known. None: no limits."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -48,7 +48,7 @@ class ValidRange(Settings):
         return self
 
     def is_known(self, context_len: float) -> bool:
-        """Return whether a mean context of a sequence is near those that it was fitted to."""
+        """Return whether a mean context of a sequence, tokens, is near those of the fit."""
         if self.context_lens is None:
             return True
         shortest, longest = self.context_lens
@@ -64,11 +64,11 @@ class Provenance(Settings):
     date: str
     notes: str = ""
     status: Literal["candidate", "validated"] | None = None
-    """Whether runs that it was not fitted to have been simulated with it, and what came of that: a
-    validated one kept to its `stated_error`, a candidate has not, or not yet."""
+    """``validated``: simulations of runs that it was not fitted to kept to its `stated_error`.
+    ``candidate``: they did not, or there were none yet."""
     stated_error: float | None = Field(default=None, gt=0)
-    """Error of mean TPOT and mean latency that it promises, as a share; beyond it only where
-    repetitions of the real run differ by more than half the error."""
+    """Largest relative error of mean TPOT and mean latency that it promises; it may be exceeded
+    where repetitions of the real run differ by more than half of it."""
 
     @model_validator(mode="after")
     def _check_status(self) -> Self:
@@ -91,35 +91,35 @@ class Profile(Settings):
     """
 
     model: str
-    """As in ``profiles/<model>.json``, or the path of a HuggingFace config.json."""
+    """Name of the model in ``profiles/<model>.json``, or path of a HuggingFace config.json."""
     gpu: str
-    """As in ``profiles/<gpu>.yaml``."""
+    """Name of the GPU in ``profiles/<gpu>.yaml``."""
     tensor_parallel_size: int = Field(default=1, gt=0)
     stage_shares: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(1.0,), min_length=1)
-    """Of pipeline parallelism: what each stage takes of the time of a pass; together 1."""
+    """With pipeline parallelism, each stage's share of the time of a pass; their sum is 1."""
     decode_context_parallel_size: int = Field(default=1, gt=0)
     """GPUs that each keep a part of every sequence's keys and values, in place of a copy."""
     provenance: Provenance
     target: Annotated[LatencyModel, LATENCY]
     drafts: dict[str, DraftCost] = Field(default_factory=dict)
-    """By proposer; of `draft_models`, by the name of each model."""
+    """Costs of drafting by proposer; for `draft_models`, by the name of each model."""
     overhead: Overhead = Overhead()
     lora: AdapterCost | None = None
-    """Of LoRA adapters, if measured."""
+    """Costs of LoRA adapters, if measured."""
     valid_range: ValidRange
     reserved_gib: float = Field(default=0.0, ge=0)
     """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
     weights_gib: float | None = Field(default=None, gt=0)
-    """Memory of the model's weights per GPU, GiB, in a pipeline of the fullest stage; by default
+    """Memory of the model's weights per GPU, GiB (in a pipeline, of the fullest stage); by default
     that of its shape in 16 bits."""
     kv_bytes_per_token: float | None = Field(default=None, gt=0)
-    """Memory of a token's keys and values per GPU, bytes, in a pipeline of the fullest stage, on
-    average where GPUs share them out; by default that of its shape."""
+    """Memory of a token's keys and values per GPU, bytes (in a pipeline, of the fullest stage; with
+    decode context parallelism, the mean); by default that of its shape."""
     only_draft_lens: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None, min_length=1
     )
-    """Draft lengths of the runs that it was fitted to, where it says nothing of others; 0: without
-    speculation. None: of any length."""
+    """Draft lengths of the runs that it was fitted to, if its error at others is not known; 0:
+    without speculation. None: no limits."""
 
     @model_validator(mode="before")
     @classmethod
@@ -132,31 +132,31 @@ class Profile(Settings):
         return data | {part: _with_names(data[part], parts[part]) for part in parts if part in data}
 
     def draft_cost(self, name: str) -> DraftCost | None:
-        """Return what drafting with a proposer takes, if only by estimate; None if nobody knows."""
+        """Return the cost of drafting with a proposer, or an estimate of it; None if unknown."""
         return self.drafts.get(name, _ESTIMATED.get(name))
 
     @property
     def num_gpus(self) -> int:
-        """Of a replica."""
+        """Number of GPUs of a replica."""
         return self.tensor_parallel_size * len(self.stage_shares)
 
     def fullest_share(self, model: ModelShape) -> float:
-        """Return the share of the model's layers that the stage with most of them has."""
+        """Return the share of the model's layers in the stage that has most of them."""
         return ceil(model.num_hidden_layers / len(self.stage_shares)) / model.num_hidden_layers
 
     @property
     def suffix(self) -> str:
-        """What the name of a profile ends with, by how many GPUs have which part of the model."""
+        """End of the profile's name, which states how the model is divided among GPUs."""
         stages, shares = len(self.stage_shares), self.decode_context_parallel_size
         sizes = (("tp", self.tensor_parallel_size), ("pp", stages), ("dcp", shares))
         return "".join(f"-{short}{size}" for short, size in sizes if size > 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; those that have their defaults stay out."""
+        """Return the fields as plain values, without those at their defaults."""
         return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 
     def to_yaml(self) -> str:
-        """Return the text of its file, as `load_profile` reads it."""
+        """Return the text of a YAML file that `load_profile` reads."""
         return as_yaml(self.to_dict(), width=100, default_flow_style=None)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a step takes: one formula, for loops, for one step in Python, and for arrays of steps.
+"""The time of a step: one formula for loops, for single steps in Python, and for arrays of steps.
 
 T = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead.
 """
@@ -15,10 +15,10 @@ OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
 TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)
 BLOCK_LEN, READS_STEP, PASSES, HIDES_OVERHEAD = range(10, 14)
 NUM_COSTS = 14
-"""Places of what a step costs besides its forward passes: seconds of `specsim.profile.Overhead`,
-then those of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter
-runs while the target does; its `BlockPass`; and whether the overhead passes while the step before
-is on the GPU."""
+"""Length of the array of costs besides the forward passes: seconds of `specsim.profile.Overhead`;
+those of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter runs
+while the target does; the `BlockPass`; whether the overhead passes while the GPU works on the step
+before."""
 BASES = ("pass", "draft", "heads")
 PASS, HEADS = 0.0, 2.0  # places in it
 
@@ -27,24 +27,24 @@ PassTime = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 class BlockPass(NamedTuple):
-    """What a drafter reads in each forward pass, where their number does not follow from drafts.
+    """What a drafter reads in each forward pass, if the number of passes is fixed.
 
-    Parallel drafting: one pass, in which a mask stands for each token that is to be drafted. Of
-    several modules one of each, which read what the target has just read.
+    Parallel drafting makes one pass, with a mask token for each token to be drafted. Several MTP
+    modules make one pass each, which read what the target has just read.
     """
 
-    block_len: int = 0  # tokens of each sequence
-    reads_step: bool = True  # besides what the target has just read
-    passes: int = 1  # of a step; 0: one for each token of the longest draft
+    block_len: int = 0  # tokens read per sequence
+    reads_step: bool = True  # whether a pass also reads what the target has just read
+    passes: int = 1  # passes per step; 0: one for each token of the longest draft
 
 
 NO_BLOCK = BlockPass(passes=0)
 
 
 class DraftLoad(NamedTuple):
-    """What a drafter reads after a step, and what it is to draft.
+    """What a drafter reads after a step, and how much it drafts.
 
-    In Python batched tokens may be an array, and so are times then.
+    In Python batched tokens may be an array; times are then arrays, too.
     """
 
     context_tokens: int
@@ -57,17 +57,18 @@ class DraftLoad(NamedTuple):
 
 @inner
 def overhead_time(costs: Any, num_requests: int) -> float:
-    """Return the engine's own time for a step of so many sequences, seconds."""
+    """Return the engine's overhead for a step of `num_requests` sequences, seconds."""
     time: float = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * num_requests
     return time
 
 
 @inner
 def with_overhead(costs: Any, target_time: Any, added: Any, num_requests: int) -> Any:
-    """Return what a step takes for which the GPU takes so long, and for its drafts, seconds.
+    """Return the seconds of a step: `target_time`, `added` for its drafts, and overhead.
 
-    Under asynchronous scheduling, the longer of that and the engine's own time, which passes while
-    the step before is on the GPU (vLLM 0.32.0 ``v1/engine/core.py step_with_batch_queue``).
+    Under asynchronous scheduling, the longer of GPU time and overhead, since the overhead passes
+    while the GPU works on the step before (vLLM 0.32.0 ``v1/engine/core.py
+    step_with_batch_queue``).
     """
     own = overhead_time(costs, num_requests)
     if costs[HIDES_OVERHEAD]:
@@ -82,19 +83,19 @@ def draft_time(
 ) -> Any:
     """Return how long it takes to draft for the sequences of a step, seconds.
 
-    The sum over max(k) passes (SmartSpec, eq. 5). The first one reads whatever the target has just
-    read, so that the drafter's own KV cache keeps up, and yields the first draft token; each later
-    one reads one token of every sequence that is still drafting. vLLM runs the first pass also for
+    The sum over max(k) passes (SmartSpec, eq. 5). The first pass reads what the target has just
+    read, to keep the drafter's KV cache up to date, and yields the first draft token; each later
+    pass reads one token of every sequence that still drafts. vLLM runs the first pass also for
     drafts of length 0 (``v1/spec_decode/llm_base_proposer.py propose``; V0, 0.6.4,
     ``spec_decode/spec_decode_worker.py _run_no_spec``, but for requests whose speculation
     `disable_by_batch_size` has ended for good, as `Policy.drops` does); a fit to whole drafts says
-    nothing about that case and charges nothing. Of a `BlockPass` there are as many in any case.
+    nothing about that case and charges nothing. A `BlockPass` fixes the number of passes.
 
     Args:
-        costs: By their places, as `OVERHEAD_STEP`.
-        drafter: Its latency model, as `pass_time` takes it.
-        rows: Sequences that draft a first token, a second and so on; of trees the tokens that the
-            drafter reads for it, of which those of one sequence read its context once.
+        costs: Array of costs, by places such as `OVERHEAD_STEP`.
+        drafter: Latency model of the drafter, in the form that `pass_time` takes.
+        rows: Number of sequences that draft a 1st, 2nd, ... token; for trees, the tokens that the
+            drafter reads at each depth, of which those of one sequence read its context once.
         target_time: Seconds of the target's forward pass.
     """
     total = 0.0
@@ -114,7 +115,7 @@ def draft_time(
             context_tokens, batched_tokens = context_tokens + batched_tokens, 0
             prefill_tokens = 0
         batched_tokens = batched_tokens + int(costs[BLOCK_LEN]) * num_requests
-    # One call for all passes: what it calls is copied to wherever it stands.
+    # One call for all passes, since the compiler inlines the callee at every call.
     for number in range(num_passes):
         if number and not costs[PASSES]:
             context_tokens = context_tokens + batched_tokens
@@ -129,10 +130,10 @@ def draft_time(
 
 @inner
 def added_time(costs: Any, time: Any, target_time: Any) -> Any:
-    """Return how much longer a step takes for drafts of so many seconds.
+    """Return the seconds that drafting of `time` seconds adds to a step.
 
-    All of it; of a drafter that overlaps, what the target's forward pass does not hide, so that a
-    step takes the longer of both (Liu et al. 2025, "PEARL", section 4).
+    All of it; with a drafter that overlaps, the part that the target's forward pass does not hide,
+    so that a step takes the longer of both (Liu et al. 2025, "PEARL", section 4).
     """
     return (time - target_time) * (time > target_time) if costs[OVERLAPS] else time
 
@@ -144,7 +145,7 @@ def step_time(
     """Return what a step takes altogether, seconds; see `draft_time`."""
     added: Any = 0.0
     if costs[HAS_DRAFTER]:
-        if costs[OVERLAPS]:  # it has the entries of its own drafts already
+        if costs[OVERLAPS]:  # the drafter has the KV entries of its own drafts already
             tokens = made.num_requests + made.prefill_tokens
             made = DraftLoad(made[0], tokens, made[2], made[3], made[4], made[5])
         time = draft_time(costs, drafter, pass_time, made, rows, target_time)
@@ -153,30 +154,30 @@ def step_time(
 
 
 class Pricing(NamedTuple):
-    """What steps take: numbers for this module, or Python to be asked."""
+    """A cost model loaded with a step: as arrays, or as a hook into Python."""
 
     target: Floats  # form of the target's forward pass
     drafter: Floats  # form of the drafter's
-    costs: Floats  # what else a step costs, by its places, as `OVERHEAD_STEP`
+    costs: Floats  # other costs of a step, by places such as `OVERHEAD_STEP`
     load: Ints
-    """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
-    longest draft that it makes, and tokens of all that it makes."""
-    rows: Ints  # sequences that draft a first token, a second and so on
+    """Context, batched tokens without drafts, sequences and prefill tokens of the step; longest
+    draft that it makes; draft tokens that it makes."""
+    rows: Ints  # number of sequences that draft a 1st, 2nd, ... token
     asked: Ints
-    """Whether Python is to be asked; of steps: the batched tokens of the first, whether no drafter
-    runs, and how many they are, each of a token more than the one before."""
+    """1 if Python has to be called; the question: batched tokens of the first step, 1 if no drafter
+    runs, number of steps, each with one batched token more than the last."""
     answer: Floats
-    """Seconds of each. It is as long as the most steps that are asked for at once."""
+    """Seconds of each of these steps, with room for the most that are asked for at once."""
     ask: Hook
 
 
 PRICING_SIZES = {"costs": NUM_COSTS, "load": 6, "rows": 256, "asked": 4}
-"""How many numbers fields of `Pricing` have, for a `Desk`."""
+"""Lengths of the fields of `Pricing`, for a `Desk`."""
 
 
 @inner
 def step_time_of(pricing: Pricing, batched_tokens: int, longest: int) -> float:
-    """Return what a step of so many tokens takes that drafts so long, seconds."""
+    """Return the seconds of the step in `load` with other batched tokens and longest draft."""
     load, costs, rows = pricing.load, pricing.costs, pricing.rows
     target_time = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
     made = DraftLoad(load[0], batched_tokens, load[2], load[3], longest, load[5])
@@ -186,7 +187,7 @@ def step_time_of(pricing: Pricing, batched_tokens: int, longest: int) -> float:
 
 @inner
 def priced(pricing: Pricing, batched_tokens: int, draft_len: int) -> float:
-    """Return what the step in `load` takes that batches so much and drafts so long, seconds."""
+    """Return the seconds of the step in `load` if every sequence drafts `draft_len` tokens."""
     put_len(pricing, draft_len)
     if pricing.asked[0]:
         return _answered(pricing, batched_tokens, 0, 1)
@@ -195,7 +196,7 @@ def priced(pricing: Pricing, batched_tokens: int, draft_len: int) -> float:
 
 @inner
 def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
-    """Return what it takes where no drafter runs, not even to keep up with the target, seconds."""
+    """Return the seconds of the step in `load` where no drafter runs at all."""
     if pricing.asked[0]:
         return _answered(pricing, batched_tokens, 1, 1)
     load = pricing.load
@@ -206,7 +207,7 @@ def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
 
 @inner
 def price_steps(times: Floats, pricing: Pricing, batched_tokens: int, num: int) -> None:
-    """Work out what steps take of so many tokens, of one more, and so on, that draft as `load`."""
+    """Set `times` of `num` steps with batched tokens from `batched_tokens` on, drafts as loaded."""
     if not pricing.asked[0]:
         for index in range(num):
             times[index] = step_time_of(pricing, batched_tokens + index, pricing.load[4])
@@ -229,7 +230,7 @@ def _answered(pricing: Pricing, batched_tokens: int, is_plain: int, num: int) ->
 
 @inner
 def put_len(pricing: Pricing, draft_len: int) -> None:
-    """Put down that all sequences of the step draft so long."""
+    """Load a common draft length for all sequences of the step."""
     load = pricing.load
     load[4], load[5] = draft_len, draft_len * load[2]
     for place in range(draft_len):
@@ -238,7 +239,7 @@ def put_len(pricing: Pricing, draft_len: int) -> None:
 
 @inner
 def put_lens(pricing: Pricing, lens: Ints, num: int) -> None:
-    """Put down how much each of so many sequences drafts."""
+    """Load the draft lengths of the `num` sequences of the step."""
     load, rows = pricing.load, pricing.rows
     load[4] = load[5] = 0
     for row in range(num):
@@ -252,6 +253,6 @@ def put_lens(pricing: Pricing, lens: Ints, num: int) -> None:
 
 @inner
 def put_load(pricing: Pricing, context: int, tokens: int, num: int, prefills: int) -> None:
-    """Put down a step: context, batched tokens without drafts, sequences, and prefill tokens."""
+    """Load a step: context, batched tokens without drafts, sequences, and prefill tokens."""
     load = pricing.load
     load[0], load[1], load[2], load[3] = context, tokens, num, prefills

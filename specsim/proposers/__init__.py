@@ -1,4 +1,4 @@
-"""Proposers: who drafts, and what that costs."""
+"""Proposers: the drafting methods, and what each of them needs from the engine."""
 
 from typing import Annotated
 

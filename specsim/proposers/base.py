@@ -1,4 +1,4 @@
-"""What every proposer says of itself: who drafts, and what that takes from the engine."""
+"""The base classes of proposers: how a method drafts, and what it needs from the engine."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,25 +25,25 @@ class OwnGpus(Settings):
     forward pass of it, and its GPUs are counted. By default the drafting cost of the target's
     profile, on as many GPUs as the target has."""
     overlaps: bool = False
-    """Whether it drafts while the target verifies, on from the drafts that are being verified. What
-    it has drafted is thrown away unless all of those are accepted and it has guessed the token
-    that the target adds (Liu et al. 2025, "PEARL"). Otherwise it drafts once the target is done."""
+    """If true, the drafter continues the draft that the target is verifying. The new draft is
+    discarded unless that whole draft is accepted and the drafter has guessed the bonus token (Liu
+    et al. 2025, "PEARL"). If false, it drafts once the target is done."""
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    """From the target's GPUs to the drafter's, or back; a step that drafts takes both ways."""
+    """Time from the target's GPUs to the drafter's, one way; a step that drafts takes both ways."""
     bandwidth_gb_s: Annotated[float, Field(gt=0)] = 50.0
-    """In 1e9 bytes a second; by default 400 Gbit/s."""
+    """Bandwidth between these GPUs, 1e9 bytes per second; by default 400 Gbit/s."""
     token_bytes: Annotated[float, Field(ge=0)] = 4.0
-    """What is sent for each draft token: its id; where sampling verifies it, its distribution too,
-    2 bytes for each token of the vocabulary."""
+    """Bytes sent per draft token: its id; where drafts are verified by sampling, its distribution
+    as well, 2 bytes for each token of the vocabulary."""
 
     @property
     def step_ms(self) -> float:
-        """What exchanging takes of each step that drafts, milliseconds."""
+        """Milliseconds of a step that drafts for the way to the drafter and back."""
         return 2.0 * self.latency_ms
 
     @property
     def token_us(self) -> float:
-        """What sending takes for each draft token, microseconds."""
+        """Microseconds to send one draft token."""
         return self.token_bytes / self.bandwidth_gb_s * 1e-3
 
 
@@ -55,30 +55,30 @@ _VLLM_FIELDS = {
     *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth"),
     "suffix_decoding_min_token_prob",
 }
-"""Of all proposers' fields, those of vLLM 0.33.0's ``config/speculative.py SpeculativeConfig``."""
+"""Fields of proposers that vLLM 0.33.0's ``config/speculative.py SpeculativeConfig`` has, too."""
 
 
 class Proposer(Member):
-    """Who drafts, configured by vLLM's own ``speculative_config``.
+    """A drafting method, configured by vLLM's own ``speculative_config``.
 
-    Its constants are vLLM 0.32.0's: ``config/vllm.py num_lookahead_tokens``,
+    Its constants are those of vLLM 0.32.0: ``config/vllm.py num_lookahead_tokens``,
     ``config/speculative.py max_num_new_slots_for_drafting, use_eagle_block_drop``.
     """
 
     method: str
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"num_speculative_tokens": 3},)
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
-    """Longest draft, tokens, of a tree along a path; a policy chooses at or below it."""
+    """Longest draft, tokens; of a tree, its depth. Policies choose lengths up to it."""
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""
     model: str | None = None
     """Name of the draft model or head; for the record, costs come from the profile."""
     rejection_sample_method: Literal["standard", "block", "fly"] | None = None
-    """By which rule vLLM rejects drafts (``fly`` since 0.33). It says nothing of how many that are:
-    `acceptance.rejection` must be of the same rule."""
+    """vLLM's rule for rejecting drafts (``fly`` since 0.33). The acceptance model must be of the
+    same rule: `acceptance.rejection`."""
     enable_adaptive_verification: bool = False
-    """Of methods that draft with a model: the policy ``adaptive_verification``, which learns, but
-    for DSpark's, which has a head for confidences."""
+    """Use policy ``adaptive_verification``, with `learns` set except for DSpark, which has a head
+    for confidences; for methods that draft with a model."""
     disable_lookahead_block_hashes: bool = False
     """EAGLE and MTP, since vLLM 0.33: find cached prefixes as 0.32 does, without their last
     block."""
@@ -108,39 +108,39 @@ class Proposer(Member):
             )
         return method
 
-    # What it takes from the engine
+    # What the method needs from the engine
     drops_last_hit: ClassVar[bool] = False
     """Whether the last block of a prefix-cache hit is recomputed for its hidden states."""
     has_own_pass: ClassVar[bool] = False
-    """Whether it drafts in a pass beside the target's step, which the scheduler, since vLLM 0.33,
-    does not take for one on its tokens: it drops no block of a hit and takes no input slots."""
+    """Whether the drafter runs in a pass of its own, for which the scheduler, since vLLM 0.33,
+    drops no block of a prefix-cache hit and reserves no input slots."""
     drops_in_last_group: ClassVar[bool] = False
-    """Whether only the layers that attend like its own recompute it, the others not."""
+    """Whether only the KV cache group of the drafter's layers recomputes that block."""
     supports_async: ClassVar[bool] = True
-    """Whether vLLM schedules asynchronously with it."""
+    """Whether vLLM combines the method with asynchronous scheduling."""
     has_prefill: ClassVar[bool] = True
-    """Whether it has a KV cache: it reads a prompt before it can draft for it, and writes entries
-    ahead of the known tokens."""
+    """Whether the drafter has a KV cache: it reads a prompt before it drafts for it, and writes
+    entries ahead of the known tokens."""
 
     # How it drafts
     is_model: ClassVar[bool] = True
-    """Whether a model drafts, so that length costs time."""
+    """Whether a model drafts, so that longer drafts take longer."""
     drafts_trees: ClassVar[bool] = False
-    """Whether it can draft several candidates per position."""
+    """Whether the method can draft several candidates per position."""
     has_confidence: ClassVar[bool] = True
-    """Whether it knows a probability of each token that it drafts."""
+    """Whether the drafter states a probability (confidence) of each draft token."""
     looks_up_on_gpu: ClassVar[bool] = False
-    """Whether a kernel of vLLM's second model runner looks its drafts up."""
+    """Whether drafts are looked up by a GPU kernel of vLLM's second model runner."""
     on_gpu: ClassVar[str | None] = None
-    """Method that vLLM makes of it on a GPU, since it has that runner's lookup."""
+    """Method that vLLM uses instead on a GPU, since its second model runner has it."""
     has_fallback: ClassVar[bool] = False
-    """Whether it is a lookup with another drafter behind it, which the policy may prefer; it drafts
-    real tokens only."""
+    """Whether the method is a lookup with a fallback drafter, between which the policy chooses;
+    requires token ids."""
     drafts_first_token: ClassVar[bool] = True
     """Whether it drafts before the first output token is known. vLLM never does; Arctic
     Inference's simulator, from which the published figures of suffix decoding come, does."""
     statistical_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields that say how it does without token ids; they have no place beside real drafts."""
+    """Fields that describe drafts statistically; they must not be set with token ids."""
 
     @classmethod
     def own_fields(cls) -> set[str]:
@@ -149,32 +149,32 @@ class Proposer(Member):
 
     @property
     def parts(self) -> "tuple[Proposer, ...]":
-        """The drafter; or the lookup and the one that stands behind it."""
+        """The drafter alone, or the lookup and its fallback."""
         return (self,)
 
     @property
     def own_name(self) -> str:
-        """Its method; of a class of the user's, where that says its file, too, the class's own."""
+        """The method's name; for a user's class named by its file, the name of the class."""
         return str(type(self).model_fields["method"].default)
 
     @property
     def cost_keys(self) -> tuple[str, ...]:
-        """Entries of the profile's ``drafts`` that hold its costs, one for each drafter."""
+        """Keys of the profile's ``drafts`` with the costs, one for each drafter."""
         return (self.own_name,)
 
     @property
     def num_modules(self) -> int:
-        """How many of its kind draft in turn, each with weights and a KV cache of its own."""
+        """Number of modules that draft in turn, each with its own weights and KV cache."""
         return 1
 
     @property
     def apart(self) -> OwnGpus | None:
-        """The GPUs that only it runs on; None if it runs on those of the target."""
+        """GPUs that only the drafter runs on; None if it shares those of the target."""
         return None
 
     @property
     def drafts_at_once(self) -> bool:
-        """Whether it drafts all tokens in one pass."""
+        """Whether all draft tokens are made in one pass."""
         return self.block(2).passes == 1
 
     @property
@@ -183,10 +183,10 @@ class Proposer(Member):
         return self.apart is not None and self.apart.overlaps
 
     def verified_len(self, max_draft_len: int) -> int:
-        """Return the drafts of a sequence that a server is set up to verify in a step, tokens.
+        """Return the draft tokens per sequence that a server is set up to verify in a step.
 
-        Of trees these are all nodes (in vLLM ``num_speculative_tokens`` of a tree is their number);
-        of chains its own limit, however few of them a policy asks for.
+        For trees these are all nodes (in vLLM ``num_speculative_tokens`` of a tree is their
+        number); for chains the method's own limit, even if the policy asks for fewer.
         """
         return max(self.num_speculative_tokens, max_draft_len)
 
@@ -199,11 +199,11 @@ class Proposer(Member):
         return 0
 
     def block(self, max_draft_len: int) -> BlockPass:
-        """Return what it reads in each pass, where their number does not follow from drafts."""
+        """Return what the drafter reads in each pass, if the number of passes is fixed."""
         return NO_BLOCK
 
     def reread_len(self, max_draft_len: int) -> int:
-        """Return the tokens before the end of a step that it reads again after the next one."""
+        """Return how many tokens at the end of a step the drafter reads again after the next."""
         return 0
 
     def survival_lens(
@@ -215,18 +215,18 @@ class Proposer(Member):
         *,
         reads_tokens: bool,
     ) -> list[bytes]:
-        """Return how much of its drafts survives, by request and output position.
+        """Return the accepted lengths of the drafts, by request and output position.
 
-        Asked only of a drafter that `looks_up_on_gpu`.
+        Called only for a drafter that `looks_up_on_gpu`.
 
         Args:
-            tables: How much does by the acceptance model.
-            reads_tokens: Whether that follows from the requests' tokens instead.
+            tables: Accepted lengths by the acceptance model.
+            reads_tokens: Whether they follow from the requests' tokens instead.
         """
         return tables
 
     def known_rates(self, rates: Rates) -> Rates:
-        """Return what is to be known of its drafts, of which `survival_lens` says what survives."""
+        """Return the chances of the method's draft tokens, from those of the acceptance model."""
         return rates
 
     @classmethod
@@ -235,11 +235,11 @@ class Proposer(Member):
         return cls.make_lookup is not Proposer.make_lookup
 
     def make_lookup(self) -> Lookup | None:
-        """Return its token-level mode, if any; a SpecsimError if a file cannot be read."""
+        """Return the lookup on token ids, if any; a SpecsimError if a file cannot be read."""
         return None
 
     def check_real_drafts(self) -> None:
-        """Raise a ValueError if a field is set that real drafts leave without effect."""
+        """Raise a ValueError if a field is set that has no effect on drafts of token ids."""
         for name in sorted(self.statistical_fields):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
@@ -248,13 +248,13 @@ class Proposer(Member):
                 )
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
-        """Return what `offered_len` needs."""
+        """Return the memory for `offered_len`."""
         return None
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
-        """Return how many tokens it drafts, asked for `draft_len` after so many tokens.
+        """Return how many tokens are drafted at an output position, if `draft_len` are asked for.
 
-        A class of the user's that has its own, or inherits one, is scheduled synchronously.
+        A user's class that overrides this is scheduled synchronously.
         """
         return draft_len
 
@@ -277,7 +277,7 @@ class LookupProposer(Proposer):
     def found_lens(
         self, uniforms: NDArray[np.float64], max_draft_len: int
     ) -> NDArray[np.floating | np.integer]:
-        """Return what it finds where the luck is `uniforms`, unless it finds a draft always."""
+        """Return the draft lengths found for random numbers `uniforms` in [0, 1), tokens."""
         raise NotImplementedError
 
     def start(
@@ -295,12 +295,12 @@ class LookupProposer(Proposer):
         return split_rows(found.astype(np.uint8).tobytes(), counts)
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:
-        """Return what is asked for, as far as anything was found."""
+        """Return `draft_len`, cut to the draft that was found."""
         return min(draft_len, memory[request][position])
 
 
 def offers_by_table(proposer: Proposer | None) -> bool:
-    """Return whether what a proposer offers lies in tables, as that of `LookupProposer` does."""
+    """Return whether draft lengths come from tables, as those of a `LookupProposer` do."""
     return getattr(type(proposer), "offered_len", None) is LookupProposer.offered_len
 
 

@@ -9,13 +9,13 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import row_of
 
-_SLOPE, _INTERCEPT = 0.5, -0.2  # at first: medians of what five models came to
+_SLOPE, _INTERCEPT = 0.5, -0.2  # initial values: medians of the fits of five models
 _LARGEST = 40.0  # log-odds
 _STEPS, _DAMPING, _RIDGE = 100, 50.0, 1e-3
 
 
 class Slope(Protocol):
-    """Of all positions; and steps since it was fitted."""
+    """The slope for all positions, and the steps since the last fit."""
 
     slope: float
     steps: int
@@ -24,8 +24,8 @@ class Slope(Protocol):
 class Estimator(NamedTuple):
     """A logistic model with a slope for all positions of a draft and an intercept for each.
 
-    Its feature is the log-odds that the drafter gives its token. Each hundredth step makes one
-    damped Newton step over what became of the drafts since the one before. vLLM 0.32.0
+    Its feature is the log-odds of the drafter's confidence. Every 100 steps it makes one damped
+    Newton step on the fates of the drafts since the last fit. vLLM 0.32.0
     ``v1/worker/gpu/spec_decode/acceptance_estimator.py OnlineAcceptanceEstimator``, in double
     precision.
     """
@@ -34,15 +34,15 @@ class Estimator(NamedTuple):
     intercepts: Floats
     features: FloatRows  # of each request's last draft
     sums: FloatRows
-    """Since the last fit, by position: of the hessian, feature squared, feature and 1, each
-    weighted; of the gradient, slope and intercept; and tokens. Shape (6, longest)."""
+    """Sums since the last fit by position, shape (6, longest): weighted feature squared, feature
+    and 1 (the hessian); gradient of the slope and of the intercept; number of tokens."""
     requests: Ints
     draft_lens: Ints
     accepted_lens: Ints
 
 
 def estimator_desk(longest: int) -> Desk[Estimator]:
-    """Return an estimate that has learned nothing."""
+    """Return an estimator with its initial values."""
     return Desk(
         Estimator,
         state=row_of(Slope, slope=_SLOPE),
@@ -60,7 +60,7 @@ def _chance(estimator: Estimator, request: int, place: int) -> float:
 
 @inner
 def predict(estimator: Estimator, request: int, place: int, confidence: float) -> float:
-    """Return the chance of a draft token, given that those before it are accepted; note it."""
+    """Return P(a draft token is accepted | all before it were), and store its feature."""
     feature = -_LARGEST
     if confidence >= 1.0:
         feature = _LARGEST
@@ -72,7 +72,7 @@ def predict(estimator: Estimator, request: int, place: int, confidence: float) -
 
 @inner
 def learn_fates(estimator: Estimator, num: int) -> None:
-    """Take in what became of drafts: the accepted tokens, and the first that was not."""
+    """Learn from each draft's accepted tokens and first rejected one; refit when it is due."""
     sums, state = estimator.sums, estimator.state[0]
     for place in range(len(estimator.intercepts)):
         for row in range(num):
@@ -99,7 +99,7 @@ def learn_fates(estimator: Estimator, num: int) -> None:
 
 @inner
 def _refit(estimator: Estimator) -> None:
-    """Solve for the step: the hessian is an arrow, with the slope in its tip."""
+    """Make the Newton step; the hessian is an arrowhead matrix with the slope in its tip."""
     sums, state, rest, rise, total = estimator.sums, estimator.state[0], _RIDGE, 0.0, 0.0
     for place in range(len(estimator.intercepts)):
         side, shaft = sums[1, place], sums[2, place] + _RIDGE

@@ -1,4 +1,4 @@
-"""Bandits: which arm a step has played, what it yielded, and which to play next."""
+"""Bandits: the arm that a step has played, its reward, and the arm to play next."""
 
 from math import inf, log, sqrt
 from typing import Protocol
@@ -9,21 +9,21 @@ from specsim.decisions.loops import View
 
 
 class Bins(Protocol):
-    """Steps in bins, each of which plays one arm, and bins in blocks, each twice as long."""
+    """Steps in bins that play one arm each; bins in blocks, each twice as long as the last."""
 
     arm: int  # played in the bin
     steps_left: int  # of the bin
-    number: int  # of the bin in its block, from 1
+    number: int  # number of the bin in its block, from 1
     bin_len: int  # steps
     block_len: int  # steps
 
 
 @inner
 def played_k(view: View) -> int:
-    """Return the length of all drafts of a step; -1 where no k was played.
+    """Return the common length of all drafts of a step; -1 if the step cannot be used.
 
-    That is where it differs, as sequences that joined in between had no drafts, and in steps that
-    read prompts, which say nothing of it.
+    That is so where lengths differ, since sequences that joined since had no drafts, and in steps
+    that read prompts, whose time is not due to k.
     """
     step = view.step[0]
     if not step.num_rows or step.prefill_tokens:
@@ -45,7 +45,7 @@ def rate_of(view: View) -> float:
 
 @inner
 def note_reward(means: Floats, plays: Floats, arm: int, reward: float) -> None:
-    """Take a reward into the mean of its arm."""
+    """Update an arm's mean reward and number of plays."""
     total = means[arm] * plays[arm] + reward
     plays[arm] += 1.0
     means[arm] = total / plays[arm]
@@ -53,7 +53,7 @@ def note_reward(means: Floats, plays: Floats, arm: int, reward: float) -> None:
 
 @inner
 def ucb1(means: Floats, plays: Floats) -> int:
-    """Return the arm of highest upper bound (Auer et al. 2002); each is played once before."""
+    """Return the arm of highest upper bound (Auer et al. 2002); each is played once first."""
     total, best, highest = 0.0, 0, -inf
     for arm in range(len(plays)):
         total += plays[arm]
@@ -68,7 +68,7 @@ def ucb1(means: Floats, plays: Floats) -> int:
 
 @inner
 def next_draw(draws: Floats) -> float:
-    """Return the next of some uniform numbers, which come again; the first says where it is."""
+    """Return the next uniform number of `draws`, cyclically; `draws[0]` holds the place."""
     place = int(draws[0]) % (len(draws) - 1) + 1
     draws[0] = place
     return float(draws[place])
@@ -76,9 +76,9 @@ def next_draw(draws: Floats) -> float:
 
 @inner
 def begin_bin(bins: Bins) -> None:
-    """Begin the next bin, in the next block where this one has no steps left.
+    """Begin the next bin, of the next block if this block has no steps left.
 
-    Of the steps of a block a bin has the root. Before the first bin, both lengths are 1.
+    A bin has the square root of its block's steps. Before the first bin, both lengths are 1.
     """
     if bins.number * bins.bin_len >= bins.block_len:
         bins.number, bins.block_len = 0, 2 * bins.block_len

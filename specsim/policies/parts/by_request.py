@@ -1,4 +1,4 @@
-"""What policies share that give each request a length by what was accepted of it."""
+"""Parts of policies that give each request a draft length by its own acceptance."""
 
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -19,15 +19,15 @@ from specsim.policies.parts.trials import BEGUN, KEPT, TrialState, learn, no_tri
 
 
 class EachKnown(TrialState, Protocol):
-    """What it knows of all requests, and of whether drafting pays."""
+    """Parameters, and whether drafting pays."""
 
-    prior: float  # alpha before anything has been seen
+    prior: float  # alpha before any draft has been verified
     one_cost: int  # whether a draft of any length costs the same
     tpot: float  # limit on the time per output token, seconds
 
 
 class ByRequest(NamedTuple):
-    """What it remembers."""
+    """The policy's memory."""
 
     known: Rows[EachKnown]  # one row
     gains: Floats  # as in `Spending`
@@ -37,13 +37,13 @@ class ByRequest(NamedTuple):
 
 @inner
 def alpha_now(memory: ByRequest) -> float:
-    """Return the rate of all requests together."""
+    """Return the acceptance rate of all requests together."""
     return alpha_of_all(memory.fading.totals, memory.known[0].prior)
 
 
 @inner
 def foresee_each(view: View, memory: ByRequest) -> None:
-    """Work out what drafts gain in the next step, and put that down without any."""
+    """Set the `gains` of draft tokens, and load the next step without drafts into `pricing`."""
     step, num, spending = view.step[0], view.step[0].num_decodes, memory.spending
     memory.fading.sizes[0], memory.fading.sizes[1] = step.num_rows, step.max_draft_len
     step.alpha = alpha_now(memory)
@@ -56,18 +56,18 @@ def foresee_each(view: View, memory: ByRequest) -> None:
 
 @inner
 def spend_each(view: View, memory: ByRequest) -> None:
-    """Add to what each drafts what makes goodput highest."""
+    """Add to `counts` the draft tokens that make goodput highest."""
     step, one_cost = view.step[0], memory.known[0].one_cost > 0
     spend_by_len(memory.spending, step.max_draft_len, step.free_slots, one_cost)
 
 
 @inner
 def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
-    """Do what `settle` does if somebody decodes, renew what was learned when a trial begins."""
+    """Call `settle` if any sequence decodes; reduce the evidence when a trial begins."""
     known, what = memory.known[0], KEPT
     if view.step[0].num_decodes:
         what = settle(view, known, emitted)
-    if what == BEGUN:  # count for no more than a prior does
+    if what == BEGUN:  # what was learned counts no more than a prior
         known.prior = alpha_now(memory)
         memory.fading.totals[0] = memory.fading.totals[1] = 0.0
     view.step[0].alpha = alpha_now(memory)
@@ -76,7 +76,7 @@ def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
 
 @inner
 def learn_each(view: View, memory: ByRequest) -> None:
-    """Learn from what was accepted of each, and what prompts take to be read by the drafter."""
+    """Learn each request's acceptance, and how long the drafter takes to read prompts."""
     memory.fading.sizes[0] = view.step[0].num_rows
     learn(view, memory.known[0], fade(memory.fading))
 
@@ -84,7 +84,7 @@ def learn_each(view: View, memory: ByRequest) -> None:
 def by_request(
     server: ServerView, prior: float, window: int, prior_trials: float, tpot: float = 0.0
 ) -> dict[str, Any]:
-    """Return the fields of such a memory before anything was seen; see `fading_desk`."""
+    """Return the fields of a `ByRequest` without observations; see `fading_desk`."""
     one_cost = server.drafts_at_one_cost is True
     known = row_of(EachKnown, prior=prior, one_cost=one_cost, tpot=tpot, **no_trials(window))
     fading = fading_desk(window, prior_trials)

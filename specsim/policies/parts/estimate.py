@@ -1,4 +1,4 @@
-"""What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
+"""Parts of adaptive policies: the expected length of a draft, and estimates of acceptance."""
 
 from math import inf
 from typing import NamedTuple, Protocol
@@ -20,29 +20,29 @@ def expected_len(alpha: float, draft_len: int) -> float:
     """
     if alpha >= 1.0:
         return draft_len + 1.0
-    # Of a whole exponent compiled code would make a chain of products, with other last digits.
+    # With an integer exponent, compiled code would multiply, with different last digits.
     return float((1.0 - alpha ** float(draft_len + 1)) / (1.0 - alpha))
 
 
 @inner
 def put_decodes(view: View) -> None:
-    """Put down the next step, in which each that decodes has one token and no drafts."""
+    """Load the next step into `pricing`: one token for each decoding sequence, no drafts."""
     num = view.step[0].num_decodes
     put_load(view.pricing, view.step[0].next_context_tokens, num, num, 0)
 
 
 @inner
 def time_of_k(view: View, k: int) -> float:
-    """Return what that step takes if each drafts and verifies so many tokens, seconds."""
+    """Return the time of the step of `put_decodes` if each sequence drafts and verifies k, s."""
     time: float = priced(view.pricing, view.step[0].num_decodes * (1 + k), k)
     return time
 
 
 @inner
 def best_common_len(view: View, alpha: float) -> int:
-    """Return the length of highest goodput if all draft alike, of those for which slots are free.
+    """Return the common draft length of highest goodput among those with free KV slots, tokens.
 
-    The next step is put down, without drafts.
+    Leaves the next step without drafts in `pricing` (`put_decodes`).
     """
     step, num = view.step[0], view.step[0].num_decodes
     put_decodes(view)
@@ -57,27 +57,26 @@ def best_common_len(view: View, alpha: float) -> int:
 
 
 PRIOR_TRIALS = 5.0
-"""Trials that a prior counts for in an estimate over all requests."""
+"""Weight of a prior, in trials, in an estimate over all requests."""
 
 
 class WindowState(Protocol):
-    """The acceptance rate over the last steps that drafted something, all requests together.
+    """The acceptance rate over a window of steps that verified drafts, all requests together.
 
-    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
-    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
-    (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
-    speculation.
+    A draft is tried up to its first rejected token, so the maximum-likelihood alpha is accepted /
+    (accepted + cut short) ("A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding",
+    eq. 2). The prior counts for a few trials, so that one unlucky draft does not end speculation.
     """
 
     prior: float
-    accepted: int  # tokens over the window;
-    cut_short: int  # and drafts that ended there in a token that was not
-    place: int  # of the oldest step of the window, in its ring: two such numbers for each
+    accepted: int  # accepted tokens in the window
+    cut_short: int  # drafts in the window with a rejected token
+    place: int  # place of the oldest step in the ring, which holds both numbers of each step
 
 
 @inner
 def alpha_of(window: WindowState) -> float:
-    """Return the estimate."""
+    """Return the estimate of alpha."""
     trials = window.accepted + window.cut_short
     alpha: float = (window.accepted + PRIOR_TRIALS * window.prior) / (trials + PRIOR_TRIALS)
     return alpha
@@ -85,7 +84,7 @@ def alpha_of(window: WindowState) -> float:
 
 @inner
 def longest_of(view: View) -> int:
-    """Return the length of the longest draft that is shown."""
+    """Return the longest of `view.draft_lens`, tokens."""
     longest = 0
     for row in range(view.step[0].num_rows):
         longest = max(longest, view.draft_lens[row])
@@ -94,7 +93,7 @@ def longest_of(view: View) -> int:
 
 @inner
 def note_trials(view: View, window: WindowState, ring: Ints) -> int:
-    """Take in a step; return how many draft tokens it has decided the fate of."""
+    """Add a step to the window; return its trials: draft tokens accepted or rejected."""
     accepted, cut_short = view.step[0].accepted_tokens, 0
     for row in range(view.step[0].num_rows):
         cut_short += 1 if view.accepted_lens[row] != view.draft_lens[row] else 0
@@ -110,7 +109,7 @@ def note_trials(view: View, window: WindowState, ring: Ints) -> int:
 
 @inner
 def renew_alpha(window: WindowState, ring: Ints) -> None:
-    """Let what has been seen count no more than a prior does."""
+    """Make the current estimate the prior, and empty the window."""
     window.prior = alpha_of(window)
     window.accepted = window.cut_short = 0
     for at in range(len(ring)):
@@ -118,26 +117,26 @@ def renew_alpha(window: WindowState, ring: Ints) -> None:
 
 
 class Fading(NamedTuple):
-    """Counts that fade, and the step that is added to them."""
+    """Fading counts of acceptance, and the step that is added to them."""
 
     counts: FloatRows  # accepted tokens and trials of each request, shape (requests, 2)
-    totals: Floats  # the same of all requests
+    totals: Floats  # accepted tokens and trials of all requests
     rates: Floats
-    """Share that stays; trials that alpha counts for in the rate of each request; whether totals
-    fade where nothing is tried."""
+    """Share kept per step; weight, in trials, of alpha in a request's rate; 1 if totals fade also
+    in steps without trials."""
     requests: Ints
     accepted_lens: Ints
     draft_lens: Ints
-    in_prefill: Flags  # whose drafts would be ignored
-    gains: Floats  # shape (longest, n): the rate of each request to the power of 1, 2, ...
+    in_prefill: Flags
+    gains: Floats  # output, shape (longest, n): each request's rate to the power of 1, 2, ...
     sizes: Ints  # n, longest
 
 
 @inner
 def fade(desk: Fading) -> int:
-    """Let the counts of a step's requests fade, and add what became of their drafts.
+    """Fade the counts of a step's requests, and add their accepted tokens and trials.
 
-    Return how many draft tokens the step has decided the fate of.
+    Return the step's trials: draft tokens accepted or rejected.
     """
     counts, requests = desk.counts, desk.requests
     accepted_lens, draft_lens, keep = desk.accepted_lens, desk.draft_lens, desk.rates[0]
@@ -161,7 +160,7 @@ def fade(desk: Fading) -> int:
 
 @inner
 def survive(desk: Fading, alpha: float) -> None:
-    """Work out how likely the first tokens of some drafts are accepted; 0 in mid-prefill."""
+    """Set `gains`: how likely the first j tokens of a draft are accepted; 0 in mid-prefill."""
     counts, requests, gains = desk.counts, desk.requests, desk.gains
     trials = desk.rates[1]
     accepted = trials * alpha
@@ -179,24 +178,24 @@ def survive(desk: Fading, alpha: float) -> None:
 
 @inner
 def alpha_of_all(totals: Floats, prior: float) -> float:
-    """Return the rate of all requests together, by accepted tokens and trials."""
+    """Return the acceptance rate of all requests, from accepted tokens and trials."""
     rate: float = (totals[0] + PRIOR_TRIALS * prior) / (totals[1] + PRIOR_TRIALS)
     return rate
 
 
 @inner
 def rate_of(desk: Fading, request: int, alpha: float) -> float:
-    """Return the rate of a request, shrunk towards that of all of them."""
+    """Return a request's acceptance rate, shrunk towards `alpha`, that of all requests."""
     counts, trials = desk.counts, desk.rates[1]
     rate: float = (counts[request, 0] + trials * alpha) / (counts[request, 1] + trials)
     return rate
 
 
 def fading_desk(window: float, prior_trials: float, *, forgets: bool = False) -> Desk[Fading]:
-    """Return counts of what was accepted, before anything was, that fade to 1/e in so many steps.
+    """Return empty counts that fade to 1/e in `window` steps.
 
-    The rate of all requests counts for `prior_trials` in the rate of one. If it `forgets`, it goes
-    back to the prior where nothing is drafted, which is then tried again.
+    The rate of all requests counts for `prior_trials` in the rate of one. With `forgets`, the rate
+    of all returns to the prior in steps without drafts, so that drafting is tried again.
     """
     rates = np.array([1.0 - 1.0 / window, prior_trials, forgets], dtype=np.float64)
     return Desk(Fading, counts=PerRequest(0.0, 2), totals=np.zeros(2), rates=rates)

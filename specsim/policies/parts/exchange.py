@@ -1,4 +1,4 @@
-"""What a second is worth in tokens, what steps really take, and what is best drafted at that."""
+"""The price of a second in tokens, corrected step times, and the best drafts at that price."""
 
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -13,104 +13,104 @@ from specsim.policies.parts.spending import Spending, spend_best, spending_desk,
 from specsim.profile.step_time import Pricing, price_steps, priced, priced_plain, put_len, put_load
 
 _TRUST = 4.0  # steps that the profile counts for at first
-SIZES = 10  # classes of batches that have a rate each
-_SHARED = 8.0  # steps that the rate of all counts for in the rate of a class
-_ROUNDING = 1e-9  # of a step: what would decide between choices that are worth the same
+SIZES = 10  # classes of batch sizes that have a rate each
+_SHARED = 8.0  # weight, in steps, of the rate of all sizes in the rate of a class
+_ROUNDING = 1e-9  # share of a step: smaller differences are rounding errors
 
 
 class Rate(Protocol):
-    """What the last steps emitted in what time: sums over them, fading.
+    """Tokens emitted per time: sums over the last steps, fading.
 
-    Time is counted in what such a step takes without drafts: what a batch explains of it is known.
+    The unit of time is a step of the same batch without drafts, so that batches can be compared.
     """
 
-    keep: float  # share that a step leaves of the others
+    keep: float  # share of the sums kept per step
     tokens: float
     sequences: float
     time: float
     steps: float
-    plain: float  # seconds of the step that is decided about, without drafts; 1 if not known
+    plain: float  # seconds of the next step without drafts; 1 if not known
 
 
 class Bounds(Protocol):
-    """What bounds the drafts of a step, and how they are paid."""
+    """Limits on the drafts of a step, and how their cost depends on length."""
 
     max_len: int  # tokens of the longest draft
     free_slots: int  # KV slots for drafts
     one_cost: int  # whether a draft of any length costs the same
     by_model: int  # whether a model drafts
-    has_plain: int  # whether it is known what they take without a drafter
+    has_plain: int  # whether step times without a drafter are known
 
 
 class Taken(Protocol):
-    """What steps take, seconds: that which is running, and that which is decided about."""
+    """Times, seconds, of the running step and of the next one, which is decided about."""
 
-    running: float  # the one that runs, if it drafts nothing
-    running_plain: float  # without a drafter
-    first: float  # if it drafts one token per sequence,
-    last: float  # and as many as there is room for
-    next: float  # the one that is decided about, if it verifies and drafts nothing
-    next_plain: float
-    next_single: float  # without a drafter, of a token of each sequence
+    running: float  # running step, if it drafts nothing
+    running_plain: float  # running step without a drafter
+    first: float  # running step, if it drafts one token per sequence
+    last: float  # running step, if it drafts as many as there is room for
+    next: float  # next step, if it verifies and drafts nothing
+    next_plain: float  # next step without a drafter
+    next_single: float  # next step without a drafter, with one token per sequence
 
 
 class Learned(Protocol):
-    """What steps take, over what the profile says."""
+    """Measured times relative to those of the profile."""
 
-    target: float  # those without a drafter
-    drafting: float  # what a drafter adds, over the same of such steps
-    target_ratios: float  # sums over steps, fading, and
-    target_steps: float  # of how many
+    target: float  # factor on steps without a drafter
+    drafting: float  # factor on the time that a drafter adds, relative to `target`
+    target_ratios: float  # sum over steps, fading
+    target_steps: float  # number of these steps, fading
     drafting_ratios: float
     drafting_steps: float
-    dearer: float  # seconds that a verified token takes more beside prompts; sums over steps,
-    priced_steps: float  # fading, those that read none included, and of how many
-    asked: int  # steps that have asked for drafts, of which `stated` tells,
-    answered: int  # and those of which it has shown what the drafts took
+    dearer: float  # extra seconds per verified token beside prompts: sum over all steps, fading
+    priced_steps: float  # number of these steps, fading
+    asked: int  # steps that have asked for drafts (`stated`)
+    answered: int  # of those, steps whose drafting time has been measured
 
 
 class Trade(NamedTuple):
-    """What steps take, what a second is worth, and what comes of each choice."""
+    """Step times, the price of a second, and the value of each choice of draft lengths."""
 
     gains: Floats  # as in `Spending`
-    draft_lens: Ints  # of a step that is to be trimmed
+    draft_lens: Ints  # of a step whose drafts are to be trimmed
     spending: Annotated[Any, Spending]
     exchange: Rows[Rate]
     learned: Rows[Learned]
     stated: Floats
-    """What drafting takes in the last steps by the profile, seconds, in a ring; 0: not compared."""
+    """Ring: drafting time of the last steps by the profile, seconds; 0: not to be compared."""
     limits: Rows[Bounds]
     running: Ints
-    """Of the step that is running: context, batched tokens, sequences and prefill tokens;"""
+    """Load of the running step: context, batched tokens, sequences, prefill tokens."""
     decodes: Ints
-    """and of the step that is decided about, if it verifies nothing."""
+    """Load of the next step if it verifies no drafts, likewise."""
     times: Rows[Taken]
     drafting: Floats
-    """What drafting 0, 1, ... tokens per sequence takes, seconds."""
+    """Seconds to draft 0, 1, ... tokens per sequence."""
     tokens: Floats
-    """That might be verified of drafts of 1, 2, ... tokens, shape (longest, choices);"""
+    """Draft tokens verified, for drafts of 1, 2, ... tokens, by choice; (longest, choices)."""
     gained: Floats
-    """and those of them that would be accepted."""
+    """Draft tokens accepted of these, in the same shape."""
     values: Floats
-    """Of drafting 0, 1, ... tokens for every sequence,"""
+    """Value of drafting 0, 1, ... tokens for every sequence, with the best choice."""
     emitted: Floats
-    """and the tokens of such a step, with the choice that is worth most."""
-    lens: Ints  # of each sequence: what it is best to draft, or to verify
-    sizes: Ints  # choices; sequences, and tokens of the longest draft, that gains are of
+    """Tokens emitted with that choice."""
+    lens: Ints  # output: tokens of each sequence to draft, or to verify
+    sizes: Ints  # number of choices; then, of `gains`, sequences and longest draft
     outcome: Floats
-    """Of a step that has ended: sequences that emitted tokens, these, seconds in all, and those
-    that it took to make its drafts."""
+    """Of a step that has ended: sequences that emitted tokens, tokens emitted, seconds in all, and
+    seconds spent on making the drafts that it verified."""
 
 
 @inner
 def rate_of(exchange: Rows[Rate], num: int) -> float:
-    """Return the tokens per second of a batch of so many sequences; 0 while it is not known.
+    """Return the long-run tokens per second of a batch of `num` sequences; 0 if not known yet.
 
-    The long-run rate: a policy that maximises tokens - rate x time in every step, where rate is the
-    ratio of the two that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the
-    best ratio within each step does not. Prompts are to be read whatever is drafted, so their time
-    is left out. A second that is saved with few sequences cannot be spent with many, so that
-    batches of about this size have a rate of their own, shrunk to that of all.
+    A policy that maximises tokens - rate x time in every step, where rate is the ratio of the two
+    that it attains, maximises that ratio over all steps (Dinkelbach 1967); maximising the ratio of
+    each step does not. The time for prompts is left out, since prompts are read in any case. A
+    second saved in a small batch cannot be spent in a large one, so each class of batch sizes has a
+    rate of its own, shrunk to that of all.
     """
     if not exchange[0].time:
         return 0.0
@@ -123,7 +123,7 @@ def rate_of(exchange: Rows[Rate], num: int) -> float:
 
 @inner
 def _yield(exchange: Rows[Rate], place: int) -> float:
-    """Return tokens per sequence, in the time of a step without drafts."""
+    """Return the tokens per sequence in the time of a step without drafts."""
     rate = exchange[place]
     found: float = rate.tokens / rate.sequences * rate.steps / rate.time
     return found
@@ -131,7 +131,7 @@ def _yield(exchange: Rows[Rate], place: int) -> float:
 
 @inner
 def size_class(num: int) -> int:
-    """Return the place of the rate of batches of 1, 2 or 3, 4 to 7, ... sequences."""
+    """Return the class of a batch size, from 1: sizes 1, 2 to 3, 4 to 7, ..."""
     place = 1
     while num > 1 and place < SIZES:
         num //= 2
@@ -141,15 +141,15 @@ def size_class(num: int) -> int:
 
 @inner
 def value_of(tokens: float, time: float, rate: float) -> float:
-    """Return what a step is worth that emits so many tokens in so many seconds."""
+    """Return the value of a step: tokens - rate x time, or tokens / time if no rate is known."""
     return tokens - rate * time if rate else tokens / time
 
 
 @inner
 def ask_ahead(desk: Trade, most: int) -> None:
-    """Have Python work out at once, if loops cannot, what the next step takes for `spent_time`.
+    """Fill `times` for `spent_time` with one call of Python, if loops cannot compute step times.
 
-    Of up to so many tokens more.
+    Covers the next step with 0 to `most` further tokens.
     """
     spending, load = desk.spending, desk.decodes
     if spending.pricing.asked[0]:
@@ -160,7 +160,7 @@ def ask_ahead(desk: Trade, most: int) -> None:
 
 @inner
 def _correct(desk: Trade) -> None:
-    """Charge what a drafter adds as it was found to be."""
+    """Multiply the time that a drafter adds by the measured factor."""
     times, factor = desk.times[0], desk.learned[0].drafting
     times.running += (factor - 1.0) * (times.running - times.running_plain)
     times.first += (factor - 1.0) * (times.first - times.running_plain)
@@ -170,7 +170,7 @@ def _correct(desk: Trade) -> None:
 
 @inner
 def _set_load(desk: Spending, load: Ints, longest: int) -> None:
-    """Put down a step and the length of all drafts that it makes."""
+    """Load a step into `pricing`, in which every sequence drafts `longest` tokens."""
     put_load(desk.pricing, load[0], load[1], load[2], load[3])
     put_len(desk.pricing, longest)
     desk.extra[0] = desk.extra[1] = 0.0
@@ -184,7 +184,7 @@ def _time(desk: Trade, load: Ints, longest: int) -> float:
 
 @inner
 def set_times(desk: Trade, longest: int) -> None:
-    """Work out what both steps take."""
+    """Compute the times of the running and of the next step."""
     times, pricing = desk.times[0], desk.spending.pricing
     times.running = _time(desk, desk.running, 0)
     times.running_plain = priced_plain(pricing, desk.running[1])
@@ -201,7 +201,7 @@ def set_times(desk: Trade, longest: int) -> None:
 
 @inner
 def note_step(desk: Trade) -> None:
-    """Take in the outcome of the step `running`, its time as if the profile were right."""
+    """Add the outcome of the step `running` to the rates, its time divided by `target`."""
     exchange, load, times = desk.exchange, desk.running, desk.times[0]
     num, tokens, time = desk.outcome[0], desk.outcome[1], desk.outcome[2]
     time /= desk.learned[0].target
@@ -211,7 +211,7 @@ def note_step(desk: Trade) -> None:
     if load[3]:
         set_times(desk, 0)
         time -= times.running - times.next
-        least = times.next_plain  # its drafts were made before these prompts were read
+        least = times.next_plain  # a decode step without a drafter; less is no valid time
     if time <= least:
         return
     plain = 1.0
@@ -232,7 +232,7 @@ def _add(rate: Rate, num: float, tokens: float, time: float) -> None:
 
 @inner
 def set_prices(desk: Trade) -> int:
-    """Work out what drafting adds to the running step; return the length that there is room for."""
+    """Set `drafting`, the time added to the running step; return the longest draft with room."""
     limits, drafting, times = desk.limits[0], desk.drafting, desk.times[0]
     longest: int = min(limits.max_len, limits.free_slots // desk.decodes[2])
     set_times(desk, longest)
@@ -241,7 +241,7 @@ def set_prices(desk: Trade) -> int:
     for k in range(1, longest + 1):
         drafting[k] = last
     if longest > 1 and not limits.one_cost:
-        # Each further token takes the same, nearly: contexts grow by a token.
+        # Linear: each further token takes nearly the same time.
         first = times.first - times.running
         each = (last - first) / (longest - 1)
         for k in range(longest - 1):
@@ -251,7 +251,7 @@ def set_prices(desk: Trade) -> int:
 
 @inner
 def note_dearer(desk: Trade) -> None:
-    """Note how much dearer verified tokens are beside prompts, which `weigh_choices` counts in."""
+    """Note the extra time of verified tokens in steps that read prompts, for `weigh_choices`."""
     learned, num, keep = desk.learned[0], desk.decodes[2], desk.exchange[0].keep
     learned.dearer = keep * learned.dearer
     learned.priced_steps = keep * learned.priced_steps + 1.0
@@ -262,7 +262,7 @@ def note_dearer(desk: Trade) -> None:
 
 @inner
 def _added(desk: Trade, load: Ints, tokens: int) -> float:
-    """Return what so many more tokens take in a step, seconds."""
+    """Return the seconds that `tokens` further tokens add to a step."""
     _set_load(desk.spending, load, 0)
     pricing = desk.spending.pricing
     return priced(pricing, load[1] + tokens, 0) - priced(pricing, load[1], 0)
@@ -270,10 +270,10 @@ def _added(desk: Trade, load: Ints, tokens: int) -> float:
 
 @inner
 def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
-    """Work out what the best choice of each length is worth; nothing verified is one of them.
+    """Set `values` and `emitted` for the best choice of each draft length; one is to verify none.
 
-    So many tokens are drafted already. Where a longer draft costs no more, it is no worse if it can
-    be trimmed: there are several choices; shorter ones are not worth a look then.
+    `known` tokens are drafted already. If a longer draft costs no more and can be trimmed (several
+    choices), it is never worse, so that shorter ones are skipped.
     """
     values, emitted, choices, num = desk.values, desk.emitted, desk.sizes[0], desk.decodes[2]
     _set_load(desk.spending, desk.decodes, 0)
@@ -299,7 +299,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
 
 @inner
 def time_of(desk: Trade, place: int, rate: float) -> float:
-    """Return how long a step takes with a choice, by what it is worth, seconds."""
+    """Return the seconds of a step with the choice at `place`, recovered from its value."""
     tokens, value = desk.emitted[place], desk.values[place]
     time: float = (tokens - value) / rate if rate else tokens / value
     return time
@@ -307,10 +307,10 @@ def time_of(desk: Trade, place: int, rate: float) -> float:
 
 @inner
 def saved_by(desk: Trade, place: int, rate: float) -> float:
-    """Return by what share of a step without a drafter a choice makes its tokens sooner.
+    """Return the time that a choice saves per token, as a share of a step without a drafter.
 
-    Per token of a sequence, of which plain steps emit one each: unlike what a step is worth at a
-    rate, that can be added up over a request.
+    Such a step emits one token per sequence. Unlike the value at a rate, this share can be added up
+    over a request.
     """
     time, tokens = time_of(desk, place, rate), desk.emitted[place]
     saved: float = 1.0 - time * desk.decodes[2] / (tokens * desk.times[0].next_plain)
@@ -319,7 +319,7 @@ def saved_by(desk: Trade, place: int, rate: float) -> float:
 
 @inner
 def best_of(values: Floats, first: int, last: int) -> int:
-    """Return the first place of the largest of some values."""
+    """Return the first place of the largest value from `first` to `last`."""
     best = first
     for place in range(first, last + 1):
         if values[place] > values[best]:
@@ -329,7 +329,7 @@ def best_of(values: Floats, first: int, last: int) -> int:
 
 @inner
 def _spend(desk: Trade, longest: int, most: int, rate: float) -> None:
-    """Count each sequence's share of so many gains at most that are worth most."""
+    """Set the counts of each sequence to the best choice of at most `most` gains."""
     spending, num = desk.spending, desk.sizes[1]
     size = longest * num
     spending.found[0], spending.found[3] = desk.decodes[2], rate
@@ -340,14 +340,14 @@ def _spend(desk: Trade, longest: int, most: int, rate: float) -> None:
 
 @inner
 def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
-    """Count what is drafted of drafts that long, which cost what those up to a limit do.
+    """Choose lengths up to `longest`, drafting being paid up to `limit`; return their value.
 
-    Nothing of it is trimmed afterwards. Return what it is worth.
+    Nothing of the drafts is trimmed afterwards.
     """
     _set_load(desk.spending, desk.decodes, 0)
     extra = desk.spending.extra
     extra[0] = desk.drafting[limit]
-    if not desk.limits[0].by_model:  # pays for what it drafts, which is what is verified
+    if not desk.limits[0].by_model:  # a lookup pays per drafted token, all of which are verified
         extra[0], extra[1] = 0.0, desk.drafting[1] / desk.decodes[2]
     _spend(desk, longest, desk.limits[0].free_slots, rate)
     value: float = desk.spending.found[0]
@@ -356,7 +356,7 @@ def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
 
 @inner
 def spend_on_found(desk: Trade, rate: float) -> None:
-    """Settle how much is handed over and verified of what a lookup has found."""
+    """Set `lens`: how much of each draft that a lookup has found is proposed and verified."""
     _spend_before(desk, 1, desk.sizes[2], rate)
     for row in range(desk.sizes[1]):
         desk.lens[row] = desk.spending.counts[row]
@@ -364,12 +364,12 @@ def spend_on_found(desk: Trade, rate: float) -> None:
 
 @inner
 def spend_on_drafts(desk: Trade, rate: float) -> None:
-    """Settle how much of each draft of a step is verified."""
+    """Set `lens`: how much of each draft of a step is verified."""
     desk.decodes[1], longest = desk.running[1], 0
     for row in range(desk.sizes[1]):
         desk.decodes[1] -= desk.draft_lens[row]
         longest = max(longest, desk.draft_lens[row])
-    # The drafts of the next step will take about as long, which matters to goodput.
+    # With goodput, the next step's drafting counts: it takes about as long as this step's.
     _set_load(desk.spending, desk.decodes, 0 if rate else longest)
     _spend(desk, desk.sizes[2], desk.sizes[1] * desk.sizes[2], rate)
     for row in range(desk.sizes[1]):
@@ -378,7 +378,7 @@ def spend_on_drafts(desk: Trade, rate: float) -> None:
 
 @inner
 def spend_before(desk: Trade, longest: int, rate: float) -> None:
-    """Settle the lengths of highest value by gains that are known before, none of it trimmed."""
+    """Set `lens`: the draft lengths of highest value, if nothing is trimmed afterwards."""
     best_value = value_of(desk.decodes[2], desk.times[0].next, rate)
     for row in range(desk.sizes[1]):
         desk.lens[row] = 0
@@ -395,12 +395,13 @@ def spend_before(desk: Trade, longest: int, rate: float) -> None:
 def trade_desk(
     server: ServerView, window: float, *loops: Loop, pricing: Desk[Pricing] | None = None
 ) -> Desk[Trade]:
-    """Return a desk where nothing is known yet of what a second is worth.
+    """Return a desk without observations.
 
     Args:
-        window: Steps after which one has faded to 1/e.
-        loops: On it.
-        pricing: What steps take; None: as the policy's view says.
+        server: The view that `Policy.start` gets.
+        window: Steps after which an observation has faded to 1/e.
+        loops: Loops on the desk.
+        pricing: The cost model; None: that of the policy's view.
     """
     return Desk(
         Trade,
@@ -427,12 +428,12 @@ def trade_desk(
 
 
 def known_rate(desk: Trade, num: int) -> float:
-    """Return `rate_of` a batch of so many sequences, in Python."""
+    """Return `rate_of` a batch of `num` sequences, for callers in Python."""
     return rate_of(as_records(desk.exchange), num)
 
 
 def put_loads(desk: Trade, running: StepLoad, decodes: StepLoad, most: int = -1) -> None:
-    """Put down both steps; the second verifies that many tokens at most."""
+    """Load the running and the next step, in which at most `most` draft tokens are verified."""
     numbers = desk.running
     numbers[0], numbers[1], numbers[2], numbers[3] = running[:4]  # quicker than all at once
     numbers = desk.decodes
@@ -441,14 +442,14 @@ def put_loads(desk: Trade, running: StepLoad, decodes: StepLoad, most: int = -1)
 
 
 def put_drafts(desk: Trade, batch: BatchView, drafts: DraftView) -> None:
-    """Put down a step, of whose drafts `spend_on_drafts` is to settle what it verifies."""
+    """Load a step and its drafts, for `spend_on_drafts`."""
     load, num = batch.load, batch.size - int(np.count_nonzero(batch.in_prefill))
     put_loads(desk, load, StepLoad(load.context_tokens, 0, num, load.prefill_tokens))
     desk.draft_lens[: batch.size] = drafts.draft_lens
 
 
 def put_outcome(desk: Trade, outcome: StepOutcome) -> None:
-    """Put down a step of which `note_step` is to take note."""
+    """Load the outcome of a step, for `note_step`."""
     load, numbers = outcome.load, desk.outcome
     tokens = load.batched_tokens - load.prefill_tokens
     put_loads(desk, load, StepLoad(load.context_tokens, tokens, load.num_requests))
@@ -457,15 +458,15 @@ def put_outcome(desk: Trade, outcome: StepOutcome) -> None:
     numbers[3] = outcome.draft_time
 
 
-_KEPT = 0.99  # share of what is known of earlier steps that a step leaves
-_SOON = 20.0  # steps after which one in so many is compared: it takes time to do so
+_KEPT = 0.99  # share of the sums kept per step
+_SOON = 20.0  # steps after which only one step in _ONE_OF is compared, to save time
 _ONE_OF = 8
-_MOST_OFF = 4.0  # times, either way, that a step is believed to take
+_MOST_OFF = 4.0  # bound on the ratio of measured to stated time, and on its inverse
 
 
 @inner
 def note_asked(desk: Trade, longest: int, tokens: int, is_comparable: bool) -> None:
-    """Note what the running step's drafts take by the profile: so long, and so many tokens."""
+    """Note the profile's drafting time of the running step: `longest`, and `tokens` in all."""
     learned, limits, times = desk.learned[0], desk.limits[0], desk.times[0]
     drafting = desk.drafting[longest]
     if not (limits.by_model or limits.one_cost) and longest:
@@ -477,14 +478,14 @@ def note_asked(desk: Trade, longest: int, tokens: int, is_comparable: bool) -> N
 
 @inner
 def restate(desk: Trade, longest: int) -> None:
-    """Note that the drafter has stopped there."""
+    """Correct the last `note_asked`: the drafter has stopped after `longest` tokens."""
     desk.learned[0].asked -= 1
     note_asked(desk, longest, 0, True)
 
 
 @inner
 def learn_prices(desk: Trade) -> None:
-    """Compare what the step `running` took with what the profile says."""
+    """Compare the measured time of the step `running` with that of the profile."""
     learned, limits, outcome = desk.learned[0], desk.limits[0], desk.outcome
     if not limits.has_plain:
         return

@@ -1,4 +1,4 @@
-"""What policies of trees share."""
+"""Parts of policies that draft trees."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ def nodes_of(widths: Iterable[int]) -> int:
 
 
 def checked_nodes(widths: Sequence[int]) -> int:
-    """Return the same; a ValueError if they are too many."""
+    """Return `nodes_of` the widths; a ValueError if it exceeds MAX_DRAFT_LEN."""
     if (num_nodes := nodes_of(widths)) > MAX_DRAFT_LEN:
         raise ValueError(
             f"a tree of widths {list(widths)} has {num_nodes} nodes, more than the "
@@ -27,10 +27,10 @@ def checked_nodes(widths: Sequence[int]) -> int:
 
 
 def outcomes_of(outcome: StepOutcome) -> Iterator[tuple[Tree, int, Path, int]]:
-    """Yield each (tree, nodes, accepted path) of a step's drafts, and how often it came."""
+    """Yield each distinct (tree, nodes, accepted path) of a step's drafts, and its count."""
     trees = outcome.trees or []
     columns = map(id, trees), outcome.draft_lens.tolist(), outcome.paths
-    by_id = {id(tree): tree for tree in trees}  # to compare trees would take longer
+    by_id = {id(tree): tree for tree in trees}  # comparing trees would take longer
     for (number, nodes, path), times in Counter(zip(*columns, strict=True)).items():
         tree = by_id[number]
         if tree is not None and nodes:

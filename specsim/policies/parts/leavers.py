@@ -1,4 +1,4 @@
-"""Which requests a step no longer has: they have ended, or were preempted."""
+"""Requests that have left the batch since the last step: they ended or were preempted."""
 
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -12,29 +12,29 @@ MOST = 1 << 20  # what engine.max_num_seqs may be
 
 
 class NumPresent(Protocol):
-    """How many requests the last step had."""
+    """Number of requests in the last step."""
 
     num: int
 
 
 class Present(NamedTuple):
-    """Who was in the last step."""
+    """The requests of the last step."""
 
     size: Rows[NumPresent]  # one row
     requests_before: Ints
-    left: Ints  # filled in: who is not in this one
-    marks: Floats  # of each request: whether it is in the step, while that is looked at
+    left: Ints  # output: requests of the last step that are not in this one
+    marks: Floats  # scratch, per request: 1 if it is in this step
 
 
 PresentPart = Annotated[Any, Present]
-"""It as part of what a policy remembers."""
+"""`Present` as a field of a policy's memory."""
 
 
 @inner
 def find_leavers(view: View, present: Present) -> int:
-    """Note who is in a step; return how many have left since the last, and who they are in `left`.
+    """Note the requests of a step; put those that have left since into `left`, return their number.
 
-    A step that leaves running sequences out says nothing of them.
+    Steps without some running sequences are ignored.
     """
     step, left = view.step[0], 0
     if step.num_rows != step.num_running:
@@ -53,7 +53,7 @@ def find_leavers(view: View, present: Present) -> int:
 
 
 def nobody_present() -> Desk[Present]:
-    """Return what is known before the first step."""
+    """Return the state before the first step: no requests."""
     before = np.zeros(MOST, dtype=np.int64)
     size, marks = row_of(NumPresent), PerRequest(0.0)
     return Desk(Present, size=size, requests_before=before, marks=marks)

@@ -1,4 +1,4 @@
-"""What a draft that is yet to be made may come to, by how drafts fared lately."""
+"""Prospects: the expected survival of drafts not made yet, learned from recent drafts."""
 
 from typing import NamedTuple, Protocol
 
@@ -10,49 +10,49 @@ from specsim.decisions.loops import row_of
 from specsim.policies.draft_goodput import KINDS
 
 LEVELS = 32
-"""Of survival, equally wide."""
-_REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
-_FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
+"""Number of levels, of equal width, into which survival from 0 to 1 is divided."""
+_REMEMBERED = 2048.0  # drafts after which an observation has faded to 1/e
+_FIRSTS = 64  # number of last first tokens kept, by which short drafts are continued
 STALE_DRAFTS = 32.0
-"""That all before count for at most, where other traffic may have come."""
-_COMMON = 8.0  # requests that the last drafts are of, at least
+"""Most weight, in drafts, of all earlier drafts once the traffic may have changed."""
+_COMMON = 8.0  # least number of requests over which an error counts as common
 _PRIOR_DRAFTS = 4.0
-_ALIKE_DRAFTS = 64.0  # that those of all classes count for in the prospects of one
+_ALIKE_DRAFTS = 64.0  # weight, in drafts, of all classes in the prospects of one
 
 
 class Course(Protocol):
-    """Whether first tokens survived as was foretold; means over the last drafts, fading."""
+    """How well the survival of first tokens was predicted; fading means over the last drafts."""
 
-    foretold: float  # of those of a step that is decided about
-    error: float  # what they survived, less that;
-    misses: float  # its square,
-    misses_left: float  # and the square of what differs from the mean of those before
+    foretold: float  # mean survival of first tokens predicted for the next step
+    error: float  # mean error: survival less prediction
+    misses: float  # mean squared error
+    misses_left: float  # mean squared error after subtracting the mean error before
 
 
 class Seen(NamedTuple):
-    """Drafts and what they survived; tables of places and levels, one row after the other."""
+    """Observed survival of draft tokens by class of request, place in the draft and level."""
 
     counts: FloatRows
-    """Drafts of each class, by place and level, then their survival; shape (KINDS, 2 x longest x
+    """Drafts by place and level, then the sum of their survival; shape (KINDS, 2 x longest x
     levels)."""
-    prior: Floats  # of one row
+    prior: Floats  # one row of `counts`, before any draft
     tokens: Floats
-    """That are verified down to each level, the surest first, of drafts of 1, 2, ... tokens, shape
-    (longest, levels), if what is likeliest is;"""
+    """Output, shape (longest, levels): tokens verified of drafts of 1, 2, ... tokens if all those
+    down to a level of survival are, the likeliest first."""
     gained: Floats
-    """and those of them that are accepted."""
+    """Output: tokens accepted of these, in the same shape."""
     nums: Floats  # drafts of each class, fading
-    firsts: Floats  # survival of the last first tokens
+    firsts: Floats  # survival of the last first tokens, the newest first
     decline: FloatRows
-    """Survival at each place, and what it would be if all places were alike; sums, fading; shape
-    (2, longest)."""
-    ahead: FloatRows  # drafts of a step by place and level, known or expected; and their survival
-    weights: Floats  # drafts of a batch or a step, by class; then what one of that class counts for
-    classes: Ints  # of the drafts of a batch, or of those that are taken in
-    taken_lens: Ints  # of those that are taken in, and
-    survival: Floats  # shape (n, longest): of their tokens, continued where they end early
-    course: Rows[Course]  # how far off that was
-    sizes: Ints  # n, longest, first tokens that are known
+    """Fading sums, shape (2, longest): survival at each place, and what it would be if each token
+    were as likely as a first one."""
+    ahead: FloatRows  # drafts of a step by place and level, known or expected; sum of survival
+    weights: Floats  # scratch: drafts of each class; then the weight of that class
+    classes: Ints  # class of each draft of the batch, or of each observed draft
+    taken_lens: Ints  # lengths of observed drafts, tokens
+    survival: Floats  # shape (n, longest): their survival, continued where a draft ends early
+    course: Rows[Course]
+    sizes: Ints  # n, longest, number of `firsts` that are known
 
 
 @inner
@@ -66,7 +66,7 @@ def _count_classes(desk: Seen) -> None:
 
 @inner
 def foresee(desk: Seen) -> None:
-    """Add up what all drafts of a batch of such classes may come to, the surest tokens first."""
+    """Set `tokens` and `gained` for a batch with drafts of the given classes."""
     counts, tokens_of, gained_of = desk.counts, desk.tokens, desk.gained
     weights = desk.weights
     size = desk.sizes[1] * LEVELS
@@ -79,7 +79,7 @@ def foresee(desk: Seen) -> None:
         all_nums += desk.nums[kind]
     alike = alike * _ALIKE_DRAFTS / all_nums
     for place in range(desk.sizes[1]):
-        tokens, accepted = 0.0, 0.0  # side by side: each sum waits for its last term
+        tokens, accepted = 0.0, 0.0  # two sums in one loop: faster than one after the other
         for below in range(LEVELS):
             choice = place * LEVELS + below
             at = place * LEVELS + LEVELS - 1 - below
@@ -94,7 +94,7 @@ def foresee(desk: Seen) -> None:
 
 @inner
 def note_firsts(desk: Seen) -> None:
-    """Put the first tokens of drafts before those that are known, and note how drafts decline."""
+    """Add the survival of first tokens to `firsts`, and how it falls along drafts to `decline`."""
     firsts, decline, survival = desk.firsts, desk.decline, desk.survival
     num, longest, known = desk.sizes[0], desk.sizes[1], desk.sizes[2]
     known = min(known + num, _FIRSTS)
@@ -140,9 +140,10 @@ def take_in(desk: Seen) -> None:
 
 @inner
 def note_course(desk: Seen, life: float) -> None:
-    """Forget most if more than half of what was foretold wrongly is common to the last drafts.
+    """Forget most drafts if over half of the squared prediction error is common to the last ones.
 
-    Requests differ: so many steps of one, its `life`, say no more than a step of so many requests.
+    With few requests a common error may be due to these requests, so that it must last longer:
+    `life` is the number of steps in which a request decodes.
     """
     course, num, mean = desk.course[0], desk.sizes[0], 0.0
     for row in range(num):
@@ -158,7 +159,7 @@ def note_course(desk: Seen, life: float) -> None:
 
 @inner
 def age(desk: Seen, most: float) -> None:
-    """Have all drafts so far count for so many at most: since they were made much may differ."""
+    """Scale all observed drafts down to a weight of at most `most`, since traffic may differ."""
     keep = most / max(desk.nums.sum(), most)
     for kind in range(KINDS):
         desk.nums[kind] *= keep
@@ -168,14 +169,14 @@ def age(desk: Seen, most: float) -> None:
 
 @inner
 def clear(desk: Seen, place: int) -> None:
-    """Forget what the drafts of a step survive at a place."""
+    """Empty `ahead` at a place."""
     for at in range(place * LEVELS, (place + 1) * LEVELS):
         desk.ahead[0, at] = desk.ahead[1, at] = 0.0
 
 
 @inner
 def put_survival(desk: Seen, place: int, num: float, survival: float) -> None:
-    """Note that so many of them survive with this probability there."""
+    """Add `num` drafts of this survival to `ahead` at a place."""
     at = place * LEVELS + min(int(survival * LEVELS), LEVELS - 1)
     desk.ahead[0, at] += num
     desk.ahead[1, at] += num * survival
@@ -183,7 +184,7 @@ def put_survival(desk: Seen, place: int, num: float, survival: float) -> None:
 
 @inner
 def foretell(desk: Seen, place: int) -> None:
-    """Work out the same of a token to come, by the place before it and by other first tokens."""
+    """Predict `ahead` at a place from the place before and the survival of first tokens."""
     ahead, known, share = desk.ahead, desk.sizes[2], desk.decline[0, place] / desk.decline[1, place]
     clear(desk, place)
     for before in range((place - 1) * LEVELS, place * LEVELS):
@@ -196,7 +197,7 @@ def foretell(desk: Seen, place: int) -> None:
 
 @inner
 def add_surest(desk: Seen, place: int) -> None:
-    """Add up what all drafts come to down to a place, the surest tokens first."""
+    """Set `tokens` and `gained` of drafts that end at a place, from `ahead`."""
     tokens, accepted = 0.0, 0.0
     for below in range(LEVELS):
         choice = place * LEVELS + below
@@ -208,13 +209,12 @@ def add_surest(desk: Seen, place: int) -> None:
 
 
 def prospects(longest: int, prior: float) -> Desk[Seen]:
-    """Return how likely the first, second, ... token of a draft survives: the distribution.
+    """Return a desk for the distribution of the survival S_j of the j-th token of a draft.
 
-    What is drafted is trimmed when its confidences are known, so that a j-th token is worth
-    E[max(S_j - price, 0)], for which all of the distribution of S_j counts, not its mean. It is
-    known for each class of recent success, with that of all classes as the prior; `prior` is alpha
-    before any draft. Drafts that end early are continued by others' first tokens and the usual
-    decline.
+    Drafts are trimmed once their confidences are known, so that a j-th token is worth
+    E[max(S_j - price, 0)], which depends on the whole distribution of S_j. There is one for each
+    class of recent acceptance, shrunk to that of all classes; `prior` is alpha before any draft. A
+    draft that ends early is continued with other drafts' first tokens and the usual decline.
     """
     survival = prior ** np.arange(1, longest + 1)
     levels = np.arange(longest) * LEVELS + (survival * (LEVELS - 1e-9)).astype(np.intp)

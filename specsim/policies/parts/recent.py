@@ -1,4 +1,4 @@
-"""What the last steps say: numbers in rings, shares of drafts accepted, and gates on a mean."""
+"""Statistics of the last steps: rings of numbers, shares of drafts accepted, gates on a mean."""
 
 from math import nan
 from typing import Protocol
@@ -10,21 +10,21 @@ from specsim.policies.parts.estimate import longest_of
 
 
 class Gate(Protocol):
-    """Shuts for good once the mean of the last numbers is too low."""
+    """A gate that shuts for good once the mean of the last numbers is below a threshold."""
 
-    window: int  # numbers that a mean is taken over; 0: it stays open
+    window: int  # numbers in the mean; 0: the gate never shuts
     threshold: float
-    num: int  # all that have been counted
-    total: float  # of those in the window
+    num: int  # numbers counted so far
+    total: float  # sum of the window
     is_shut: int
 
 
 @inner
 def count(gate: Gate, ring: Floats, number: float) -> None:
-    """Take in a number, unless it is shut; shut it where the mean of a whole window is too low.
+    """Count a number while the gate is open; shut it if the mean of a full window is too low.
 
     Args:
-        ring: The last numbers; one place more than the window, so that it has one.
+        ring: The last numbers; has one place more than the window, so that it is never empty.
     """
     if gate.is_shut or not gate.window:
         return
@@ -37,12 +37,12 @@ def count(gate: Gate, ring: Floats, number: float) -> None:
 
 
 _FADING = 0.85
-"""What a number weighs by that after it."""
+"""Weight of a number relative to the one after it."""
 
 
 @inner
 def keep(rings: FloatRows, counts: Ints, row: int, number: float) -> None:
-    """Put a number into one of some rings, of which it is known how many they have had."""
+    """Put a number into the ring of a row; `counts` are the numbers that each ring has had."""
     rings[row, counts[row] % rings.shape[1]] = number
     counts[row] += 1
 
@@ -51,10 +51,11 @@ def keep(rings: FloatRows, counts: Ints, row: int, number: float) -> None:
 def change_of_variance(ring: Floats, count: int) -> float:
     """Return the variance of the last third of `count` numbers over that of all in the ring.
 
-    Each weighs less than the next. Of fewer than two numbers 0; 20 where there is none over all.
+    Newer numbers weigh more. 0 for fewer than two numbers; 20 if they have no variance.
 
     Args:
-        ring: The last ones, the newest at (count - 1) % its size.
+        ring: The last numbers, the newest at (count - 1) % its size.
+        count: Numbers that the ring has had.
     """
     weight, total, first, second, late = 1.0, 0.0, 0.0, 0.0, 0.0
     num, place = min(count, len(ring)), (count - 1) % len(ring)
@@ -74,7 +75,7 @@ def change_of_variance(ring: Floats, count: int) -> float:
 
 @inner
 def note_shares(view: View, rings: FloatRows, counts: Ints) -> bool:
-    """Take a step into the rings, one for each position; return whether it had drafts."""
+    """Note, in a ring per position, the share of drafts accepted there; return if it had any."""
     longest, num = longest_of(view), 0
     for row in range(view.step[0].num_rows):
         num += view.draft_lens[row] > 0
@@ -90,8 +91,8 @@ def note_shares(view: View, rings: FloatRows, counts: Ints) -> bool:
 def mean_share(rings: FloatRows, counts: Ints, place: int, first: float, last: float) -> float:
     """Return the mean share of a position over its ring.
 
-    Where that is empty, `last`, of the position before, times the mean ratio of those before it, of
-    which `first` is the share of the first; NaN at the first.
+    If the ring is empty: `last`, the share of the position before, times the mean ratio of
+    neighbours up to there, with `first` the share of position 0; NaN at position 0.
     """
     window = rings.shape[1]
     known: int = min(counts[place], window)
@@ -110,7 +111,7 @@ def mean_share(rings: FloatRows, counts: Ints, place: int, first: float, last: f
 
 @inner
 def smooth_shares(view: View, shares: Floats, weight: float) -> None:
-    """Move shares towards those of a step, where drafts reach a position; none exceeds the last."""
+    """Smooth the share accepted up to each position that a step's drafts reach; keep it falling."""
     step = view.step[0]
     for place in range(step.max_draft_len):
         drafted, accepted = 0, 0

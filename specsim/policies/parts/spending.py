@@ -1,4 +1,4 @@
-"""What steps take, and how many of the largest gains make goodput highest: the loops."""
+"""Loops that find how many of the largest gains to spend tokens on for the highest goodput."""
 
 from math import inf
 from typing import Annotated, Any, NamedTuple
@@ -20,39 +20,39 @@ from specsim.profile.step_time import (
 )
 
 BUCKETS = 2048
-"""Of equal width, that gains are dealt out to before they are sorted."""
-_ALL = -2.0  # less than any gain
+"""Number of buckets, of equal width, into which gains are put before they are sorted."""
+_ALL = -2.0  # below any gain
 
 
 class Spending(NamedTuple):
-    """Gains, and what it takes to have them."""
+    """Gains of draft tokens, and the cost of verifying them."""
 
     gains: Floats
-    """Shape (longest, n): of the first token of every sequence, then of the second and so on; at
-    most 1, and all negative ones equal."""
-    kept: Floats  # those that may be worth it
-    places: Ints  # buckets, or batched tokens
-    ends: Ints  # shape (BUCKETS,)
-    falling: Floats  # gains, the largest first
+    """Expected accepted tokens by draft token, shape (longest, n): of the first token of every
+    sequence, then of the second and so on; at most 1, and all negative ones equal."""
+    kept: Floats  # scratch: gains that may be worth their cost
+    places: Ints  # scratch: the bucket of each of these
+    ends: Ints  # scratch, shape (BUCKETS,)
+    falling: Floats  # scratch: gains, the largest first
     times: Floats
-    """Of a step that spends 0, 1, ... of them, without"""
+    """Seconds of a step that verifies 0, 1, ... draft tokens, without `extra`."""
     extra: Floats
-    """what any such step takes besides, and each of them, seconds."""
+    """Further seconds of each such step, and further seconds per draft token."""
     found: Floats
-    """What is emitted in any case, then the highest goodput; the last gain that is spent; seconds
-    that a step may take, unless it takes more in any case, if it is not 0; what a second is worth,
-    tokens: if it is not 0, tokens - worth x time stands for goodput."""
-    counts: Ints  # of each sequence: what it drafts, or is to verify
+    """Tokens emitted in any case (input), then the highest goodput (output); the smallest gain that
+    is spent (output); time limit of a step, seconds (0: none; ignored if the step exceeds it in any
+    case); tokens that a second is worth (if not 0, tokens - worth x time replaces goodput)."""
+    counts: Ints  # output: tokens that each sequence drafts, or verifies
     sizes: Ints  # gains, times, sequences, gains to be taken
-    pricing: Annotated[Any, Pricing]  # what steps take
+    pricing: Annotated[Any, Pricing]  # cost model, loaded with the step
 
 
 def spending_desk(
     pricing: Desk[Pricing] | None = None, longest_time: float = 0.0
 ) -> Desk[Spending]:
-    """Return a desk to spend gains on; steps take what the policy's view says, or `pricing`.
+    """Return a desk with the cost model `pricing`; None: that of the policy's view.
 
-    They may take `longest_time` seconds at most, if that is not 0 (see `Spending.found`).
+    `longest_time` is the time limit of a step, seconds; 0: none (see `Spending.found`).
     """
     given: dict[str, Any] = {} if pricing is None else {"pricing": pricing}
     given["found"] = np.array([0.0, 0.0, longest_time, 0.0])
@@ -61,7 +61,7 @@ def spending_desk(
 
 @inner
 def _has_line(desk: Spending) -> bool:
-    """Return whether a step's time rises with its tokens along a line, the drafter's included."""
+    """Return whether step times are linear in batched tokens, for target and drafter."""
     pricing = desk.pricing
     is_line = pricing.target[0] == COEFFICIENTS and pricing.drafter[0] == COEFFICIENTS
     return bool(is_line and not pricing.asked[0])
@@ -69,7 +69,7 @@ def _has_line(desk: Spending) -> bool:
 
 @inner
 def _draw_line(desk: Spending, size: int) -> None:
-    """Work out what steps take of 0, 1, ... tokens more, which lies on a line."""
+    """Set `times` of a step with 0, 1, ..., size - 1 further tokens, which lie on a line."""
     tokens, longest, times = desk.pricing.load[1], desk.pricing.load[4], desk.times
     first = step_time_of(desk.pricing, tokens, longest)
     rise = (step_time_of(desk.pricing, tokens + size, longest) - first) / size
@@ -79,7 +79,7 @@ def _draw_line(desk: Spending, size: int) -> None:
 
 @inner
 def spent_time(desk: Spending, spent: int) -> float:
-    """Return what a step takes that spends so many gains."""
+    """Return the seconds of a step that verifies `spent` draft tokens."""
     if desk.pricing.asked[0]:
         time = desk.times[spent]
     else:
@@ -93,11 +93,11 @@ def spent_time(desk: Spending, spent: int) -> float:
 
 @inner
 def _worthless(desk: Spending) -> float:
-    """Return what a gain has to be larger than to be worth its token.
+    """Return a bound below which a gain cannot be worth its token.
 
-    A token that takes gamma or more raises no goodput above R if it gains less than R gamma, and R
-    is at least what nothing spent yields, or all that is worth it by that. The margins are far
-    wider than what rounding does to sums of gains.
+    A token that adds gamma seconds or more cannot raise the best goodput R if it gains less than
+    R gamma. R is at least the goodput of verifying nothing, and of verifying all gains above the
+    bound that follows from that. The margins are far wider than rounding errors in sums of gains.
     """
     target, last = desk.pricing.target, desk.sizes[1] - 1
     if not _has_line(desk) or 0.0 < desk.found[2] < inf:
@@ -124,13 +124,13 @@ def _worthless(desk: Spending) -> float:
 
 @inner
 def _num_buckets(desk: Spending) -> int:
-    """Return how many buckets are used: to empty more takes longer than it saves in sorting."""
+    """Return the number of buckets in use; more would take longer to clear than they save."""
     return int(min(len(desk.ends), max(64, desk.sizes[0] // 2)))
 
 
 @inner
 def _deal_out(desk: Spending, least: float) -> int:
-    """Deal the gains above `least` out to narrow buckets, falling; count each, return how many."""
+    """Put the gains above `least` into falling buckets, count each bucket, return their number."""
     gains, kept, places, ends = desk.gains, desk.kept, desk.places, desk.ends
     buckets = _num_buckets(desk)
     last = buckets - 1.0
@@ -151,7 +151,7 @@ def _deal_out(desk: Spending, least: float) -> int:
 
 @inner
 def _sort(falling: Floats, num: int) -> None:
-    """Sort what is nearly sorted by insertion; if it is not, first from afar (Shell)."""
+    """Sort by insertion, largest first; if that needs too many moves, by Shell's method."""
     moves_left = 8 * num
     gap = 1
     while gap:
@@ -192,7 +192,7 @@ def _sort_falling(desk: Spending, least: float) -> int:
 
 @inner
 def best_budget(desk: Spending) -> int:
-    """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
+    """Return how many of the largest gains give the highest goodput; in ties the fewest."""
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found, extra = desk.falling, desk.times, desk.found, desk.extra
     emitted_before, tokens = found[0], desk.pricing.load[1]
@@ -225,7 +225,7 @@ def best_budget(desk: Spending) -> int:
 
 @inner
 def _take_largest(desk: Spending) -> None:
-    """Add each sequence's share of so many largest gains, the least of them given, to `counts`."""
+    """Add to `counts` each sequence's part of the `sizes[3]` largest gains, down to `found[1]`."""
     gains, counts, least = desk.gains, desk.counts, desk.found[1]
     num, left = desk.sizes[2], desk.sizes[3]
     for first in range(0, desk.sizes[0], num):
@@ -243,10 +243,9 @@ def _take_largest(desk: Spending) -> None:
 
 @inner
 def _take_worthwhile(desk: Spending) -> bool:
-    """Count what is worth more than its token takes, if a token always takes the same.
+    """Count the gains above the price of a token, if time has a price and step times are linear.
 
-    False if that leaves doubt: at a given price of time, gains are to be compared with the price of
-    a token, unless one is so near to it that roundings of sums decide.
+    False if that does not apply, or if a gain is so close to the price that rounding would decide.
     """
     gains, counts, num, last = desk.gains, desk.counts, desk.sizes[2], desk.sizes[1] - 1
     worth = desk.found[3]
@@ -277,7 +276,7 @@ def _take_worthwhile(desk: Spending) -> bool:
 
 @inner
 def spend_best(desk: Spending) -> None:
-    """Count each sequence's share of what makes goodput highest, or worth at a price of time."""
+    """Set `counts` for the highest goodput, or the highest value if a second has a price."""
     emitted = desk.found[0]
     if _take_worthwhile(desk):
         return
@@ -287,13 +286,13 @@ def spend_best(desk: Spending) -> None:
 
 @inner
 def spend(desk: Spending) -> None:
-    """Count each sequence's share of what makes goodput highest, by all sums of gains."""
+    """Set `counts` for the highest goodput or value, by the sums of the largest gains."""
     _take(desk, best_budget(desk))
 
 
 @inner
 def _take(desk: Spending, budget: int) -> None:
-    """Do what `take_largest` does where the least of these gains is known."""
+    """Do what `take_largest` does, with the smallest of these gains already in `found[1]`."""
     desk.sizes[3] = budget
     for row in range(desk.sizes[2]):
         desk.counts[row] = 0
@@ -303,9 +302,9 @@ def _take(desk: Spending, budget: int) -> None:
 
 @inner
 def take_largest(desk: Spending, budget: int) -> None:
-    """Count each sequence's share of so many largest gains; of equal ones the earlier go first."""
+    """Set `counts` to each sequence's part of the `budget` largest gains; in ties the first."""
     num, bucket, falling = _deal_out(desk, _ALL) if budget else 0, 0, desk.falling
-    place, among = budget - 1, 0  # of the least of them, in its bucket
+    place, among = budget - 1, 0  # place of the smallest of them in its bucket
     while num and place >= desk.ends[bucket]:
         place -= desk.ends[bucket]
         bucket += 1
@@ -321,24 +320,23 @@ def take_largest(desk: Spending, budget: int) -> None:
 
 @inner
 def spend_by_len(desk: Spending, longest: int, free_slots: int, one_cost: bool) -> None:
-    """Add to `counts` what makes the goodput of the step in `pricing.load` highest.
+    """Add to `counts` the draft tokens that maximise the goodput of the step in `pricing.load`.
 
     Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), n the sequences of the
-    load and S_ij the probability that the first j drafts of sequence i are all accepted.
+    load and S_ij the probability that the first j draft tokens of sequence i are all accepted.
 
     Fix the longest draft v and the budget B = sum_i k_i: the B largest gains S_ij with j <= v are a
     legal choice, and none is better (proof: `goodput_exact`). One sort gives every budget. The
     maximum over v and B is exact wherever T depends on the batch through B and max k only, and does
-    not fall with max k. The few sorts made here, one for each v, are faster than picking the gains
-    of each v out of one; where a longer draft takes no more time than one token, one sort is all
-    there is.
+    not fall with max k. One sort for each v is faster than picking the gains of each v out of a
+    single sort; with `one_cost`, one sort is enough.
 
     Args:
-        desk: With gains that do not rise along a draft. `counts` are spent in any case; the optimum
-            is over what is added. Neither load nor `found` has them yet.
-        longest: Tokens.
+        desk: With gains that do not rise along a draft. The tokens in `counts` are spent in any
+            case, and are not yet in the load or in `found`; the optimum is over further tokens.
+        longest: Longest draft, tokens.
         free_slots: KV slots that drafts may take, tokens.
-        one_cost: Whether a draft of any length costs what one of one token does.
+        one_cost: Whether a draft of any length costs as much as one of one token.
     """
     num, found, pricing, spent, shortest = desk.sizes[2], desk.found, desk.pricing, 0, 0
     for row in range(num):
@@ -351,7 +349,7 @@ def spend_by_len(desk: Spending, longest: int, free_slots: int, one_cost: bool) 
                 found[0] += desk.gains[place * num + row]
                 desk.gains[place * num + row] = -1.0
     emitted, best, best_len, best_rate, least = found[0], 0, shortest, -1.0, 0.0
-    if one_cost and not shortest:  # not even to draft nothing costs anything else
+    if one_cost and not shortest:  # drafting nothing is not among the limits below
         best_rate = emitted / priced(pricing, pricing.load[1], 0)
     for limit in range(longest if one_cost else shortest, longest + 1):
         put_len(pricing, limit)
@@ -368,7 +366,7 @@ def spend_by_len(desk: Spending, longest: int, free_slots: int, one_cost: bool) 
 
 @inner
 def put_stated(view: View, gains: Floats) -> None:
-    """Take drafters at their word on how likely each token is accepted; 0 beyond a draft's end."""
+    """Set `gains` to the products of the confidences along each draft; 0 beyond its end."""
     step = view.step[0]
     for row in range(step.num_rows):
         stated = 1.0
@@ -380,9 +378,10 @@ def put_stated(view: View, gains: Floats) -> None:
 
 @inner
 def stated_at(view: View, gains: Floats, k: int) -> tuple[float, float, int]:
-    """Return of the k-th tokens of drafts their gains and confidences, summed, and how many count.
+    """Return the sums of gains and confidences of all drafts' k-th tokens, and their number.
 
-    After `put_stated`. A token beyond the end of an answer gains nothing and does not count.
+    To be called after `put_stated`. A token that gains 0 (beyond the end of an answer) is not
+    counted.
     """
     step, gain, stated, num = view.step[0], 0.0, 0.0, 0
     for row in range(step.num_rows):
@@ -395,7 +394,7 @@ def stated_at(view: View, gains: Floats, k: int) -> tuple[float, float, int]:
 
 @inner
 def spend_on_drafts_made(view: View, desk: Spending) -> None:
-    """Say how many tokens of each draft that a step has made are worth verifying.
+    """Set `lens`: how many tokens of each draft are worth verifying.
 
     The drafts are made already; the next ones will take about as long. Many sequences have short
     ones or none, so that is not as long as the longest one for each.

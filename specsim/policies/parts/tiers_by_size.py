@@ -1,4 +1,4 @@
-"""Draft lengths by size of batch, and which range of sizes a batch falls in."""
+"""Draft lengths by batch size, and the range of sizes that a batch falls in."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,11 +23,11 @@ _BySize = Annotated[dict[Annotated[int, Field(ge=1)], _Lens], Field(min_length=1
 TiersBySize = Annotated[
     _BySize, BeforeValidator(_for_all_sizes, json_schema_input_type=_BySize | _Lens)
 ]
-"""Draft lengths by the least size of batch that they are for; a list is for all sizes."""
+"""Draft lengths by the smallest batch size they are for; a list is for all sizes."""
 
 
 def rising_from(least: int) -> AfterValidator:
-    """Return what refuses lengths that do not rise, or are shorter than that."""
+    """Return a validator that refuses tiers that do not rise or begin below `least`."""
 
     def check(tiers: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
         for lens in tiers.values():
@@ -39,34 +39,34 @@ def rising_from(least: int) -> AfterValidator:
 
 
 def cut_tiers(tiers: dict[int, tuple[int, ...]], longest: int) -> tuple[list[int], list[list[int]]]:
-    """Return the least sizes, rising, and the lengths of each, cut to the longest there may be."""
+    """Return the smallest size of each range, rising, and its lengths cut to `longest`."""
     ranges = sorted(tiers.items())
     cut = [sorted({min(k, longest) for k in lens}) for _, lens in ranges]
     return [size for size, _ in ranges], cut
 
 
 def first_tier(tiers: dict[int, tuple[int, ...]], longest: int) -> int:
-    """Return the longest draft if it is a tier of any size, else the smallest's middle one."""
+    """Return `longest` if it is a tier of any size, else the middle tier of the smallest size."""
     _, lens_of = cut_tiers(tiers, longest)
     is_tier = any(longest in lens for lens in lens_of)
     return longest if is_tier else lens_of[0][middle(lens_of[0])]
 
 
 def middle(lens: list[int]) -> int:
-    """Return where a policy stands in its tiers before it has learned anything."""
+    """Return the place of the middle tier, at which a policy starts."""
     return len(lens) // 2
 
 
 LensUpTo = Annotated[
     dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]], Field(min_length=1)
 ]
-"""A draft length by the largest batch that it is for."""
+"""A draft length by the largest batch size it is for."""
 
 
 def lens_up_to(schedule: dict[int, int] | None, longest: int) -> NDArray[np.int64]:
-    """Return the length of each size of batch, given by the largest size that it is for.
+    """Return the draft length by batch size; the last entry is for all larger batches.
 
-    None beyond the last, which stands for all that are larger; without a schedule the longest.
+    It is 0, as the schedule gives none beyond its last size. Without a schedule: `longest`.
     """
     if schedule is None:
         return np.array([longest])
@@ -78,7 +78,7 @@ def lens_up_to(schedule: dict[int, int] | None, longest: int) -> NDArray[np.int6
 
 @inner
 def power_of(size: int) -> int:
-    """Return the logarithm of the next power of two, as batches of like sizes share it."""
+    """Return the exponent of the next power of two: a class of similar batch sizes."""
     power = 0
     while 1 << power < size:
         power += 1
@@ -87,9 +87,9 @@ def power_of(size: int) -> int:
 
 @inner
 def range_of(sizes: Sequence[int] | Ints, size: int) -> int:
-    """Return which range a batch falls in, by the least size of each, rising.
+    """Return the place of the range that a batch size falls in, `sizes` being where each begins.
 
-    The last that it reaches; the first if it reaches none.
+    The first range if the size is below all of them.
     """
     place = 0
     while place + 1 < len(sizes) and sizes[place + 1] <= size:
@@ -98,21 +98,21 @@ def range_of(sizes: Sequence[int] | Ints, size: int) -> int:
 
 
 class Tiers(NamedTuple):
-    """Lengths by size of batch, as loops see them."""
+    """Draft lengths by batch size, as arrays for loops."""
 
-    sizes: Ints  # least size of each range, rising;
-    middles: Ints  # its middle length;
-    has: Flags  # and whether it has a length of 0, 1, ..., range after range
+    sizes: Ints  # smallest size of each range, rising
+    middles: Ints  # middle length of each range
+    has: Flags  # whether each range has a length of 0, 1, ..., longest; flattened by range
 
 
 @inner
 def has_len(tiers: Tiers, place: int, k: int) -> bool:
-    """Return whether a range has a length."""
+    """Return whether `k` is a length of a range."""
     return bool(tiers.has[place * (len(tiers.has) // len(tiers.sizes)) + k])
 
 
 def tiers_desk(tiers: dict[int, tuple[int, ...]], longest: int) -> Desk[Tiers]:
-    """Return lengths by the least size that they are for, cut to the longest there may be."""
+    """Return the arrays of some tiers, cut to `longest`."""
     sizes, lens_of = cut_tiers(tiers, longest)
     has = np.zeros((len(sizes), longest + 1), dtype=np.bool_)
     for place, lens in enumerate(lens_of):

@@ -1,4 +1,4 @@
-"""What steps take, for Python: by the numbers that loops compute with, to the bit."""
+"""Step times for Python, computed as the loops compute them, identical to the bit."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -26,18 +26,18 @@ TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
 
 
 class Timed(NamedTuple):
-    """Steps that differ in their batched tokens alone, and what they take."""
+    """Steps that differ in their batched tokens alone, and their times."""
 
     tokens: Ints
     seconds: Floats
-    lens: Ints  # what each sequence drafts, if they do not draft as `pricing.load` has it
-    sizes: Ints  # steps; sequences of which that is said
+    lens: Ints  # draft length of each sequence, if they are not those of `pricing.load`
+    sizes: Ints  # number of steps; number of `lens`
     pricing: Annotated[Any, Pricing]
 
 
 @loop_on(Timed, *ROOMS)
 def time_steps(timed: Timed) -> int:
-    """Work out what they take."""
+    """Set `seconds` of the steps."""
     if timed.sizes[1]:
         put_lens(timed.pricing, timed.lens, timed.sizes[1])
     for index in range(timed.sizes[0]):
@@ -47,10 +47,10 @@ def time_steps(timed: Timed) -> int:
 
 
 class StepTimes:
-    """`StepCosts.step_times`, the same to the bit, for costs that loops compute by themselves.
+    """`StepCosts.step_times` by a compiled loop, identical to the bit.
 
     Args:
-        pricing: Those costs.
+        pricing: The cost model as arrays.
     """
 
     def __init__(self, pricing: Desk[Pricing]) -> None:
@@ -58,7 +58,7 @@ class StepTimes:
         self._desk: Desk[Timed] = Desk(Timed, time_steps, pricing=pricing, sizes=2)
 
     def __call__(self, load: StepLoad, batched_tokens: Ints, drafts: Drafts) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens only, seconds."""
+        """Return the seconds of steps that differ in their batched tokens only, shape (n,)."""
         num, lens = len(batched_tokens), drafts if isinstance(drafts, np.ndarray) else _NONE
         desk = self._desk.fit(max(num, len(lens)))
         if not len(lens):
@@ -75,7 +75,7 @@ class StepTimes:
 
 
 def quick_step_times(costs: StepCosts) -> TimesOf:
-    """Return `costs.step_times`, in a form that loops compute with if there is one."""
+    """Return `costs.step_times`, compiled if its costs have a compiled form."""
     compiled = costs.compiled()
     if compiled.target is None or not compiled.drafts or costs.expands_batch:
         return costs.step_times
@@ -87,9 +87,9 @@ def quick_step_times(costs: StepCosts) -> TimesOf:
 
 
 def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Drafts], float]:
-    """Return `costs.step_time`, to the bit, from the numbers of its form if there is one.
+    """Return `costs.step_time`, identical to the bit but faster where its costs allow.
 
-    Linear forms are worked out here, which takes less than to call a loop.
+    Linear forms are computed in Python, which is faster than to call a loop.
     """
     times = quick_step_times(costs)
     if not isinstance(times, StepTimes):

@@ -1,11 +1,11 @@
-"""Whether a drafter is worth having, and when to try again one that was not.
+"""Trials: whether the drafter is worth running, and when to try it again if it was not.
 
-A drafter with a KV cache reads whatever the target reads, so that drafts of no tokens take time as
-well, and k = 0 is not yet no speculation. Where speculation has not paid in most of the last steps,
-prefills leave the drafter out (SmartSpec, "prefill disabling"); and where it has cost too much
-since it last paid, it is given up: it leaves all requests alone, until it would have earned as
-much, say because the load has fallen. What was learned of its acceptance is not forgotten
-meanwhile, but counts for little when it is tried again: for a few tokens, ever more rarely, so that
+A drafter with a KV cache reads whatever the target reads, so a step costs more than one without a
+drafter even at k = 0. Where speculation has not paid in most of the last steps, new requests skip
+the draft prefill (SmartSpec, "prefill disabling"). Where it has cost too much since it last paid,
+the drafter is given up and serves no request, until it would have earned as much, for example
+because the load has fallen. A drafter that is given up is tried again from time to time with a few
+tokens; what was learned of its acceptance then counts for little. Trials become ever rarer, so that
 a useless drafter costs next to nothing, and one that has become better is found after
 `LONGEST_WAIT` steps and the next arrival at most.
 """
@@ -26,48 +26,48 @@ from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200
-"""Steps without drafts after which the drafter is tried again; doubled by each trial in vain."""
+"""Steps without drafts after which the drafter is tried again; doubled with each trial."""
 TRIAL_TOKENS = 8
-"""Draft tokens that a trial verifies, one for a sequence."""
+"""Draft tokens that a trial verifies, one per sequence."""
 MOST_LOST = 5.0
-"""Steps' worth of time that a drafter may cost beyond what it yields before it is given up, or
-would have earned before it is taken back."""
+"""Loss, in steps' worth of time, after which a drafter is given up, and gain that it must have
+missed before it is taken back."""
 SKIPPING_SHARE = 0.7
-"""Share of steps without speculation above which prefills leave the drafter out (SmartSpec, section
-5, where it is a matter of experience)."""
-_ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choose a length
+"""Share of steps without speculation above which new requests skip the draft prefill (SmartSpec,
+section 5, which gives an empirical threshold)."""
+_ONE_OF = 8  # only one step in so many is judged, for all of them, to save time
 
 
 class TrialState(Protocol):
-    """What is known of a drafter, against a server that has none."""
+    """Gains and losses of the drafter, compared with a server that has none."""
 
-    weight: float  # of a step that is weighed, in the means over steps
+    weight: float  # weight of a judged step in the means over steps
     num_settled: int
     num_observed: int
-    unpaid: float  # share of steps without speculation
-    reading_time: float  # seconds of a step that the drafter reads prompts
-    lost: float
-    missed: float
+    unpaid: float  # share of steps in which speculation does not pay
+    reading_time: float  # mean seconds per step in which the drafter reads prompts
+    lost: float  # steps' worth of time lost since drafting last paid
+    missed: float  # steps' worth of time that it would have gained while given up
     is_given_up: int
-    idle: int
-    wait: int
+    idle: int  # steps in a row without drafts
+    wait: int  # such steps before the next trial
     left: int  # draft tokens until the trial is over; 0: there is none
 
 
 KEPT, NOTHING, TRIED, BEGUN = range(4)
-"""What comes of the lengths of a step: they are kept, nothing is drafted, or a trial goes on, or
-begins, before which what was learned of acceptance has to be renewed."""
+"""What `settle` does with the draft lengths of a step: keep them, set them to 0, go on with a
+trial, or begin one, for which the caller must reduce the weight of what was learned."""
 
 
 @inner
 def gives_up(trials: TrialState) -> bool:
-    """Return whether the drafter is to leave all requests alone."""
+    """Return whether the drafter is given up and no trial runs, so that it serves no request."""
     return bool(trials.is_given_up and not trials.left)
 
 
 @inner
 def may_drop(trials: TrialState) -> bool:
-    """Return whether the drafter is to leave anybody alone: all, or those whose prompts are new."""
+    """Return whether the drafter should drop all sequences, or those with new prompts."""
     return not trials.left and bool(trials.is_given_up or trials.unpaid > SKIPPING_SHARE)
 
 
@@ -75,10 +75,10 @@ def may_drop(trials: TrialState) -> bool:
 def _weigh(
     trials: TrialState, drafts: bool, emitted: float, times: tuple[float, float], share: float
 ) -> None:
-    """Judge by what the step would gain if all were drafted for, and does with this share.
+    """Judge the drafter by a step's gain, if it served all sequences, over one without a drafter.
 
-    Tokens are emitted per sequence; `times` are those of a step that drafts, if anything is worth
-    drafting, and of one without a drafter.
+    `emitted` is in tokens per sequence; `times` are seconds of the step with and without a drafter;
+    `share` is the share of sequences that the drafter serves now.
     """
     time, plain_time = times
     if drafts:
@@ -101,17 +101,17 @@ def _weigh(
 
 
 def no_trials(window: int) -> dict[str, float]:
-    """Return `TrialState` at first, but for zeros, if means are to go over so many steps, about."""
+    """Return the non-zero fields of a new `TrialState` whose means go over `window` steps."""
     return {"weight": min(1.0, _ONE_OF / window), "wait": FIRST_WAIT}
 
 
 @inner
 def settle(view: View, trials: TrialState, emitted: float) -> int:
-    """Keep the lengths of a step in which somebody decodes, or replace them; say what came of it.
+    """Keep the draft lengths of a step, or replace them by none or a trial's; return which.
 
-    Nothing replaces them if the drafter is given up, and now and then a trial does. They are those
-    of highest goodput where the drafter runs in any case; `emitted` tokens are expected of them,
-    bonus tokens included.
+    The result is one of KEPT, NOTHING, TRIED and BEGUN. The step has sequences that decode; its
+    lengths are those of highest goodput given that the drafter runs, with `emitted` tokens expected
+    in all, bonus tokens included.
     """
     step, num, served, drafted, longest = view.step[0], view.step[0].num_decodes, 0, 0, 0
     for row in range(step.num_rows):
@@ -143,12 +143,12 @@ def settle(view: View, trials: TrialState, emitted: float) -> int:
 
 
 class Known(WindowState, TrialState, Protocol):
-    """What is known of the acceptance of the last steps, and of whether drafting pays."""
+    """The acceptance rate of a window of steps, and whether drafting pays."""
 
 
 @inner
 def ask_in_common(view: View, known: Known, ring: Ints, k: int) -> None:
-    """Ask all for a length, none or a trial's; when one begins, what was learned is renewed."""
+    """Ask all sequences for k tokens, unless the drafter is given up or a trial replaces them."""
     num, alpha = view.step[0].num_decodes, alpha_of(known)
     ask_all(view, k)
     if num and settle(view, known, num * expected_len(alpha, k)) == BEGUN:
@@ -157,9 +157,9 @@ def ask_in_common(view: View, known: Known, ring: Ints, k: int) -> None:
 
 @inner
 def learn(view: View, trials: TrialState, tried: int) -> None:
-    """Learn what prompts take to be read by the drafter, and how far a trial has come.
+    """Learn how long the drafter takes to read prompts, and count a trial's tokens down.
 
-    By the draft tokens whose fate the step has decided.
+    `tried` is the step's number of trials: draft tokens accepted or rejected.
     """
     step, time = view.step[0], 0.0
     if trials.num_observed % _ONE_OF == 0:
@@ -177,7 +177,7 @@ def learn(view: View, trials: TrialState, tried: int) -> None:
 
 @inner
 def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
-    """Return what the drafter takes to keep up with the step, its prefills cut to these."""
+    """Return the seconds that the drafter takes to read the step's tokens, without drafting."""
     if not batched_tokens:
         return 0.0
     step, pricing = view.step[0], view.pricing
@@ -187,5 +187,5 @@ def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
 
 @inner
 def let_go(view: View, trials: TrialState) -> None:
-    """Let go of everybody where the drafter is given up; of whom is new, where it hardly pays."""
+    """Let go of all sequences if the drafter is given up; of new ones if it rarely pays."""
     let_go_of(view, gives_up(trials), trials.unpaid > SKIPPING_SHARE and not trials.left)

@@ -1,8 +1,8 @@
-"""Upkeep: what `joint` remembers, whether its drafter is worth having, and whom it serves.
+"""Upkeep: the memory of `joint`, and whether its drafter is worth running, and for whom.
 
-What it takes to read a prompt, and for how many tokens that is of use, are means over requests,
-fading: of those admitted, and of those that have ended, with a prior. Prompts come in bursts; what
-reading them costs is borne by all tokens that gain from it.
+The drafter has to read each prompt. The time for that is a fading mean over admitted requests, and
+the number of tokens that share it is one over requests that have ended, with a prior, since prompts
+come in bursts.
 """
 
 from typing import Annotated, Any, NamedTuple, Protocol
@@ -18,78 +18,78 @@ from specsim.policies.parts.exchange import Trade, set_times
 from specsim.policies.parts.prospects import STALE_DRAFTS, Seen, age
 
 NEW, SERVED, TRIED, LET_GO = range(4)
-"""What is in `Joining.states`."""
+"""Values of `Joining.states`: not yet seen by the drafter, served, on trial, or dropped."""
 _PRIOR_REQUESTS = 5.0
-"""Requests that count for a prior: they are expected to decode for as many steps as"""
+"""Weight of the prior, in requests; each is expected to decode for _STEADY steps."""
 _STEADY = 100.0
-"""those over which a drafter has to be worth its upkeep."""
+"""Steps over which the drafter has to be worth its upkeep."""
 
 
 class JointState(Protocol):
-    """Where it stands; flags are 0 or 1."""
+    """Scalars of the memory of `joint`; flags are 0 or 1."""
 
     believed: float  # alpha before any draft
-    prior: float  # in the long run; at first, what is believed
-    num_trials: float  # that it is a mean of, the first few being a belief
-    num_rows: int  # sequences that the verb is about
-    width: int  # tokens of the longest draft that is shown
-    has_confidences: int  # whether the drafter knows how sure it is
-    drafts_alike: int  # whether all sequences draft equally many tokens
-    has_found: int  # whether a lookup shows what it has found
-    has_undrafted: int  # whether some sequences are left out
+    prior: float  # long-run mean of alpha; at first `believed`
+    num_trials: float  # trials in that mean, the first few standing for `believed`
+    num_rows: int  # sequences in the view
+    width: int  # longest draft that is shown, tokens
+    has_confidences: int  # whether confidences are known before the policy decides
+    drafts_alike: int  # whether all sequences get drafts of one length
+    has_found: int  # whether the view shows drafts that a lookup has found
+    has_undrafted: int  # whether the drafter does not serve some sequences
     has_seen_drafts: int
-    """Whether drafts were looked at as they were made, and what is verified are parts of them."""
+    """Whether a lookup's drafts were shown before they were cut to what is verified."""
     may_stop: int
-    """Where the drafter can stop as it drafts, what is drafted if it does not, else 0."""
-    idle_steps: int  # since something was drafted that did not seem to pay
-    is_probing: int  # whether this is such a step
-    has_begun: int  # whether any step was decided about
-    num_seen: int  # drafts that prospects are made of
+    """Longest draft if the drafter can be stopped while it drafts, else 0."""
+    idle_steps: int  # steps since the last probe
+    is_probing: int  # whether the step is a probe: it drafts although that seems not to pay
+    has_begun: int  # whether a step has been decided
+    num_seen: int  # drafts that the prospects have learned from
     num_tried: int  # requests that were drafted for
-    num_noted: int  # steps that these are means of, fading:
-    batch: float  # sequences; and for each of them
+    num_noted: int  # steps in the next three means, fading
+    batch: float  # mean number of sequences
     for_all: float
-    """what drafting saves of a step of a server without a drafter (`exchange.saved_by`),"""
-    with_prefills: float  # that less the drafter's prefills,
-    batch_served: float  # and, over fewer steps, sequences, and for each of them
-    for_served: float  # what it saves if it drafts for those alone whom it serves
-    is_closed: int  # whether the drafter is not worth reading the prompts of more requests
+    """Mean time saved by drafting for all sequences (`exchange.saved_by`), times sequences."""
+    with_prefills: float  # `for_all` less the time of the drafter's prefills
+    batch_served: float  # mean number of sequences, over fewer steps
+    for_served: float  # as `for_all`, if only the sequences that the drafter serves get drafts
+    is_closed: int  # whether the drafter should not read the prompts of further requests
     steps_since_new: int
-    """Since a request was admitted, until which it may come to serve more of the batch."""
-    is_off: int  # whether it is not worth its upkeep for those that it has read
-    may_let_go: int  # whether it is ever asked whom the drafter lets go of
-    pays: int  # whether drafting for all is, by what this step would gain, prefills included
+    """Steps since a request was admitted, which adds to the sequences that the drafter serves."""
+    is_off: int  # whether the drafter is not worth its upkeep even for those that it serves
+    may_let_go: int  # whether the engine calls `drop` at all
+    pays: int  # whether this step would gain by drafting for all, prefills included
     is_trying: int
-    """Whether new requests are drafted for nevertheless, to see whether that pays by now;"""
-    num_taken: int  # requests of this try,
-    tries_left: int  # steps that are still to draft for them,
-    try_loss: float  # share of a step that each such step costs,
-    spent: float  # steps that the last try and what came of it have cost, more than they gained
-    promise: float  # share of a step that would be gained if drafts were as good as believed
+    """Whether new requests are drafted for all the same, to see whether that pays by now."""
+    num_taken: int  # requests of this try
+    tries_left: int  # steps left of this try
+    try_loss: float  # loss of each such step, as a share of a step
+    spent: float  # net loss of the last try and of what followed from it, in steps
+    promise: float  # share of a step that would be gained if alpha were `believed`
 
 
 class Lives(Protocol):
-    """For how many steps and tokens a prompt that was read is of use."""
+    """For how many steps and tokens a request decodes; most fields are fading sums."""
 
-    step: float
-    age: float  # steps since the requests of the last step began, added up,
-    running: float  # and how many these were
-    admitted: float  # requests, fading,
-    reading: float  # and seconds that the drafter would have read their prompts
-    ended: float  # requests, fading,
-    lived: float  # and the steps in which they decoded
-    decoded: float  # sequences of all steps, fading,
-    emitted: float  # and the tokens that they emitted
+    step: float  # number of the step
+    age: float  # steps since each request of the last step began, summed
+    running: float  # number of these requests
+    admitted: float  # requests admitted
+    reading: float  # seconds that the drafter takes, or would take, to read their prompts
+    ended: float  # requests ended
+    lived: float  # steps in which these decoded
+    decoded: float  # sequences of all steps
+    emitted: float  # tokens that these emitted
 
 
 def no_lives() -> NDArray[Any]:
-    """Return the prior."""
+    """Return the sums of the prior."""
     lived = _PRIOR_REQUESTS * _STEADY
     return row_of(Lives, ended=_PRIOR_REQUESTS, lived=lived, decoded=lived, emitted=lived)
 
 
 class Joining(NamedTuple):
-    """A step, and all that `joint` remembers."""
+    """A step, and the memory of `joint`."""
 
     requests: Ints
     in_prefill: Flags
@@ -105,44 +105,44 @@ class Joining(NamedTuple):
     seen: Annotated[Any, Seen]
     fading: Annotated[Any, Fading]
     misses: Floats
-    """Squared errors, fading, of what requests are expected to accept, by how much of that is what
-    all of them do."""
+    """Squared errors, fading, of each request's expected acceptance, by the weight that the rate of
+    all requests has in it."""
     kinds: Ints
-    """Of each request: how its last drafts fared, in classes from poor to good. Text is easy or
-    hard to draft for a while, which confidences know nothing of."""
-    fates: FloatRows  # of each request: accepted tokens and trials, which fade with every draft
-    begun: Floats  # of each request: the step it was admitted in
+    """Class of each request by the acceptance of its last drafts, from poor to good. Text is easy
+    or hard to draft for a while, which confidences do not show."""
+    fates: FloatRows  # per request: accepted tokens and trials, which fade with every draft
+    begun: Floats  # per request: the step in which it was admitted
     states: Ints
-    """Of each request: new to the drafter, served, tried though it was given up, or let go of."""
+    """Per request: NEW, SERVED, TRIED or LET_GO."""
     len_kinds: Ints  # classes of drafts by their length
     let_go: Flags
     state: Rows[JointState]
     lives: Rows[Lives]
 
 
-_KEPT = 0.999  # share of what is known of requests that a step leaves
-_PRIOR_GAIN = 0.03  # share of a step that a drafter is expected to gain
-_SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no prompts
-_EVIDENCE = 16  # drafts without which a drafter is not given up
-_WORTHWHILE = 0.01  # share of a step that a drafter has to gain
-_NOTHING = 1e-6  # share of a step: rounding
-_TRY_REQUESTS = 4  # new ones that are drafted for at a time though the drafter was given up, in
-_TRY_STEPS = 4  # so many steps, and
-_TRY_OVER = -2  # two more, under asynchronous scheduling, until it is known what came of the last
-_CHANGES = 0.03  # for the better, that are expected in as many steps as there were so far
+_KEPT = 0.999  # share of the sums in `Lives` kept per step
+_PRIOR_GAIN = 0.03  # expected gain of a drafter, as a share of a step
+_SOON = 20.0  # steps in the means over served sequences, which become fewer and fewer
+_EVIDENCE = 16  # drafts that must have been seen before a drafter is given up
+_WORTHWHILE = 0.01  # least gain of a drafter, as a share of a step
+_NOTHING = 1e-6  # share of a step: smaller differences are rounding errors
+_TRY_REQUESTS = 4  # new requests in a try of a drafter that was given up
+_TRY_STEPS = 4  # steps of a try
+_TRY_OVER = -2  # with asynchronous scheduling, two steps later the outcome is known
+_CHANGES = 0.03  # expected changes for the better in as many steps as there were so far
 LOSS = 0.002
-"""Share of all steps that may be lost by drafting what does not seem to pay."""
+"""Share of all steps that may be lost by probes, which draft although that seems not to pay."""
 
 
 @inner
 def note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) -> None:
-    """Decide whom the drafter is to serve, by what a step gains, in the order of the means.
+    """Decide whom the drafter serves from a step's `gains`: for all, with prefills, for served.
 
-    To come back it has to gain half of what it takes while it serves too few yet (`idle`). One that
-    takes nothing while nobody is drafted for is kept.
+    `idle` is what the drafter costs while it drafts nothing, as a share of a step: to be taken back
+    it has to gain half of that, and a drafter for which it is 0 is never closed.
     """
     state = desk.state[0]
-    if state.num_seen < _EVIDENCE:  # before, gains are what the prior says
+    if state.num_seen < _EVIDENCE:  # gains would only reflect the prior
         return
     state.num_noted += 1
     num, steps = desk.trade.decodes[2], min(float(state.num_noted), _STEADY)
@@ -170,7 +170,7 @@ def _shrunk(gain: float, prior: float) -> float:
 
 @inner
 def settle_served(desk: Joining) -> int:
-    """Settle whom the drafter lets go of; return whether there are any."""
+    """Set `let_go`: sequences that the drafter stops serving; return their number."""
     state, states, lives = desk.state[0], desk.states, desk.lives[0]
     num, num_new, state.may_let_go = state.num_rows, 0, 1
     for row in range(num):
@@ -180,8 +180,8 @@ def settle_served(desk: Joining) -> int:
             desk.begun[request] = lives.step
     admit(lives, num_new, _reading_time(desk.trade))
     if num_new:
-        state.steps_since_new = -1  # this one is counted at its end
-        state.is_off = state.is_off and state.is_closed  # it comes to serve more again
+        state.steps_since_new = -1  # `_learn` adds 1 when this step ends
+        state.is_off = state.is_off and state.is_closed  # unless closed, it serves the new ones
     if not num_new and not state.is_off and not has_tried(state):
         return 0
     has_failed = has_tried(state) and not state.pays
@@ -195,14 +195,14 @@ def settle_served(desk: Joining) -> int:
         desk.let_go[row] = before != LET_GO and after == LET_GO
         num_let_go += desk.let_go[row]
         num_tried += after == TRIED
-    if not num_tried:  # a try whose requests have ended has, too
+    if not num_tried:  # a try ends with its requests
         state.tries_left = _TRY_OVER
     return num_let_go
 
 
 @inner
 def _state_after(state: JointState, before: int, has_failed: bool) -> int:
-    """Return whether a request is served from now on, tried or let go of."""
+    """Return the state of a request from now on: SERVED, TRIED or LET_GO."""
     if before == NEW and state.is_trying and state.num_taken < _TRY_REQUESTS:
         state.num_taken += 1
         return TRIED
@@ -215,13 +215,13 @@ def _state_after(state: JointState, before: int, has_failed: bool) -> int:
 
 @inner
 def has_tried(state: JointState) -> bool:
-    """Return whether a try is over, and not yet settled what follows from it."""
+    """Return whether a try is over and its consequence not yet drawn."""
     return bool(state.is_trying and state.tries_left <= _TRY_OVER * state.drafts_alike)
 
 
 @inner
 def _reading_time(desk: Trade) -> float:
-    """Return how long the drafter reads the prompts of a step, seconds."""
+    """Return how long the drafter takes to read the prompts of the running step, seconds."""
     times = desk.times[0]
     if not desk.running[3]:
         return 0.0
@@ -234,11 +234,10 @@ def _reading_time(desk: Trade) -> float:
 
 @inner
 def _choose_try(desk: Joining, num_new: int) -> None:
-    """Try to draft for new requests, if there are any, though the drafter was given up.
+    """End a try that is over, and begin one with new requests if it is due.
 
-    If drafting for all would pay by what comes of it, the drafter is taken up again, and its
-    account begins anew. The next try is due when as much as this one has cost, and as the next
-    will, is lost by waiting.
+    If drafting for all pays by the outcome of a try, the drafter is taken back and its means begin
+    anew. The next try is due once waiting is expected to have lost as much as the last one cost.
     """
     state, lives = desk.state[0], desk.lives[0]
     if has_tried(state):
@@ -261,7 +260,7 @@ def _choose_try(desk: Joining, num_new: int) -> None:
 
 @inner
 def _age_trials(desk: Joining) -> None:
-    """Have trials so far count for no more than a prior does, as other traffic may have come."""
+    """Scale all trials down to the weight of a prior, since the traffic may have changed."""
     state, totals = desk.state[0], desk.fading.totals
     state.num_trials = min(state.num_trials, PRIOR_TRIALS)
     keep = PRIOR_TRIALS / max(totals[1], PRIOR_TRIALS)
@@ -271,9 +270,10 @@ def _age_trials(desk: Joining) -> None:
 
 @inner
 def pay_back(state: JointState, gain: float) -> None:
-    """Set what a step gains against what the last try has cost, until that is made up for.
+    """Subtract a step's gain from the cost of the last try, down to 0.
 
-    So a try that was believed wrongly has cost what was lost until the drafter was given up again.
+    Losses add to it: if the drafter was taken back wrongly, the try has cost all that was lost
+    until it was given up again.
     """
     if state.spent and not state.is_closed:
         state.spent = max(state.spent - gain, 0.0)
@@ -281,9 +281,9 @@ def pay_back(state: JointState, gain: float) -> None:
 
 @inner
 def _waiting_loss(state: JointState, step: float) -> float:
-    """Return the steps that are expected to be lost since the last try, as drafting may pay by now.
+    """Return the expected loss, in steps, since the last try, as drafting may pay by now.
 
-    If it has come to pay, then in the midst of them, on average.
+    If that has changed, it was halfway through the wait on average.
     """
     promise, waited = max(state.promise, _WORTHWHILE), float(state.idle_steps)
     chance = _CHANGES * waited / max(step, 1.0)
@@ -293,7 +293,7 @@ def _waiting_loss(state: JointState, step: float) -> float:
 
 @inner
 def admit(lives: Lives, num: int, seconds: float) -> None:
-    """Take in how many a step admits, and how long prompts would have been read in it."""
+    """Count the requests that a step admits, and the seconds to read its prompts."""
     lives.admitted += num
     lives.reading += seconds
     lives.ended += num
@@ -301,16 +301,16 @@ def admit(lives: Lives, num: int, seconds: float) -> None:
 
 @inner
 def life_of(lives: Lives) -> float:
-    """Return the steps in which a request decodes, on average."""
+    """Return the mean number of steps in which a request decodes."""
     life: float = max(lives.lived, 1.0) / max(lives.ended, 1.0)
     return life
 
 
 @inner
 def share_of(lives: Lives, size: int, begun: float, num: int) -> float:
-    """Return what a step of so many tokens, one per sequence, bears of reading prompts, seconds.
+    """Return the part of the time for reading prompts that a step of `num` tokens bears, seconds.
 
-    Its sequences, decoding or not, began in steps that add up to `begun`.
+    The step has `size` sequences, which began in steps that sum to `begun`.
     """
     lives.step += 1.0
     age = size * lives.step - begun
