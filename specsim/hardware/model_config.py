@@ -322,6 +322,7 @@ class HuggingFaceConfig(LayerLists):
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
             "kv_cache_dtype": self._kv_cache_dtype(),
+            "max_cudagraph_capture_size": 1024 if self._type == "gpt_oss" else None,
             "source": self._source + self._left_out(),
         }
 

@@ -217,6 +217,8 @@ class ModelFields(Settings):
     kv_cache_dtype: Literal["fp8", "fp8_sm100"] | None = None
     """How vLLM stores keys and values where it is not told, if in 8 bits: fp8, or that on GPUs of
     compute capability 10 alone (GLM-5)."""
+    max_cudagraph_capture_size: int | None = Field(default=None, gt=0, le=_MOST)
+    """Tokens of vLLM's largest CUDA graph where it is not told, if its class says so (gpt-oss)."""
     source: str
 
     @model_validator(mode="after")

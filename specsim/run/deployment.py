@@ -110,7 +110,7 @@ class Deployment:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
         limits = _limits(engine, profile, model, gpu, memory)
         engine = engine.resolved(proposer, max_draft_len, is_async=experiment.is_async, **limits)
-        profile = _with_graphs(engine, profile, gpu, _decode_len(proposer, max_draft_len))
+        profile = _with_graphs(engine, profile, gpu, model, _decode_len(proposer, max_draft_len))
         costs = StepCosts(
             profile.target,
             _draft_costs(profile, proposer) if proposer else (),
@@ -298,17 +298,23 @@ def _decode_len(proposer: Proposer | None, max_draft_len: int) -> int:
     return 1 + (proposer.verified_len(max_draft_len) if proposer else 0)
 
 
-def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_len: int) -> Profile:
+def _with_graphs(
+    engine: EngineConfig, profile: Profile, gpu: GpuSpec, model: ModelShape, decode_len: int
+) -> Profile:
     """Return the profile with the CUDA graphs that the engine captures, whose limits are known.
 
     Of vLLM V0, which captured graphs of decodes, it stays as it is unless settings name others.
 
     Args:
+        model: Which may have a largest graph of its own by default (vLLM 0.33.0
+            ``models/config.py GptOssForCausalLMConfig``).
         decode_len: Tokens of a decode, its drafts among them, for which graphs are captured.
     """
     named = engine.max_cudagraph_capture_size
     most = BLACKWELL_LARGEST if gpu.is_sm100 else USUAL_LARGEST
-    largest = default_largest(engine.max_num_seqs or 1, decode_len, most)
+    largest = model.max_cudagraph_capture_size or default_largest(
+        engine.max_num_seqs or 1, decode_len, most
+    )
     if engine.scheduler == "prefill_first":
         largest = USUAL_LARGEST
     default = capture_sizes(min(largest, engine.max_num_batched_tokens or largest))

@@ -31,6 +31,19 @@ def target_of(
     return Deployment.of(experiment(profile, engine, k), given).profile.target
 
 
+def test_gpt_oss_has_larger_graphs_of_its_own() -> None:
+    """vLLM 0.33.0 models/config.py, GptOssForCausalLMConfig: however many sequences there are."""
+    for engine, largest in (
+        ({"max_num_seqs": 8}, 1024),
+        ({"max_num_batched_tokens": 768}, 768),
+        ({"max_cudagraph_capture_size": 256}, 256),
+    ):
+        config = experiment("h200/gpt-oss-120b", engine, 0).model_dump(exclude_unset=True)
+        config["engine"].pop("speculative_config")
+        target = Deployment.of(Experiment.parse(config, "tiny")).profile.target
+        assert target.capture_sizes[-1] == largest
+
+
 @pytest.mark.parametrize(
     ("profile", "engine", "k", "largest"),
     [
