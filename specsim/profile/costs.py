@@ -324,13 +324,7 @@ class StepCosts:
     def step_times(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
     ) -> NDArray[np.float64]:
-        """Return the seconds of steps that differ in their batched tokens only, shape (n,).
-
-        Args:
-            load: The load of all of them; its batched tokens are ignored.
-            batched_tokens: Shape (n,).
-            draft_lens: As for `step_time`.
-        """
+        """Return the seconds of steps that differ from `load` in batched tokens, shape (n,)."""
         # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
         many: Any = batched_tokens
         loads = load._replace(batched_tokens=many)
