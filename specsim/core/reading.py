@@ -187,7 +187,7 @@ def _scalar(kind: str) -> Any:
             what = f"{short(node.value)} is no {kind}: {problem}"
             raise ConstructorError(None, None, what, node.start_mark) from problem
         if _OF_OTHER_BASE.match(node.value) and not isinstance(loader, _OthersYaml):
-            what = f"{node.value} is {value} in YAML; write the number that is meant, or a text"
+            what = f"{node.value} is {value} in YAML 1.1; write the number that is meant, or a text"
             raise ConstructorError(None, None, what, node.start_mark)
         return value
 

@@ -219,12 +219,7 @@ def overridden(
         path, equals, text = str(override).partition("=")
         if not equals or not path:
             raise ConfigError(f"{option} {override}: expected field.name=value")
-        try:
-            value = parse_yaml(text)
-        except yaml.YAMLError as error:
-            why = getattr(error, "problem", None) or "cannot be parsed"
-            raise ConfigError(f"{option} {override:.80}: the value is not YAML: {why}") from error
-        set_field(result, path, value, f"{option} {override}")
+        set_field(result, path, _typed(text, f"{option} {override}"), f"{option} {override}")
     return result
 
 
@@ -314,14 +309,21 @@ def from_short_form(text: str, tag: str = "kind") -> dict[str, Any]:
     fields: dict[str, Any] = {tag: form["name"]}
     for option in filter(None, _NEXT_OPTION.split(form["options"] or "")):
         key, equals, raw = option.partition("=")
-        try:
-            fields[key.strip()] = parse_yaml(raw)
-        except yaml.YAMLError as error:
-            why = getattr(error, "problem", None) or "cannot be parsed"
-            raise ConfigError(f"'{text}': '{option}' is no YAML: {why}") from error
         if not equals:
             raise ConfigError(f"'{text}': '{option}' is not field=value")
+        fields[key.strip()] = _typed(raw, f"'{text}': '{option}'")
     return fields
+
+
+def _typed(text: str, place: str) -> Any:
+    """Return a value that was typed behind ``=``; a ConfigError, which names the place, if none."""
+    if not text.strip():
+        raise ConfigError(f"{place:.80}: the value is missing; write null for none")
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError as error:
+        why = getattr(error, "problem", None) or "cannot be parsed"
+        raise ConfigError(f"{place:.80}: cannot read the value: {why}") from error
 
 
 def parts_of(value: object, field: str = "") -> Iterator[tuple[str, object]]:

@@ -129,7 +129,7 @@ def test_whole_characters_and_written_escapes_are_read_in_json(tmp_path: Path) -
 
 
 def test_a_value_that_lacks_half_a_character_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"--set name=.*: the value is not YAML: .*half of a"):
+    with pytest.raises(ConfigError, match=r"--set name=.*: cannot read the value: .*half of a"):
         overridden({}, ["name=\udc80"])
 
 

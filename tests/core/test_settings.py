@@ -16,9 +16,15 @@ from specsim.run.experiment import Experiment
         ("a: 1\nb: 2024-13-45\n", "line 2: not YAML: '2024-13-45' is no timestamp: month must be"),
         ("a: 1\nb: " + "9" * 5000, "line 2: not YAML: a number of 5,000 digits; at most 400"),
         ("a: 1\nb: 2\na: 3\n", "line 3: not YAML: the key 'a' stands here twice; leave one"),
-        ("a: 010", "line 1: not YAML: 010 is 8 in YAML; write the number that is meant, or a text"),
-        ("a: -1:30", "line 1: not YAML: -1:30 is -90 in YAML; write the number that is meant"),
-        ("a: 1:30.5", "line 1: not YAML: 1:30.5 is 90.5 in YAML; write the number that is meant"),
+        (
+            "a: 010",
+            "line 1: not YAML: 010 is 8 in YAML 1.1; write the number that is meant, or a text",
+        ),
+        ("a: -1:30", "line 1: not YAML: -1:30 is -90 in YAML 1.1; write the number that is meant"),
+        (
+            "a: 1:30.5",
+            "line 1: not YAML: 1:30.5 is 90.5 in YAML 1.1; write the number that is meant",
+        ),
         ("a: {b: 1, b: 2}", "line 1: not YAML: the key 'b' stands here twice; leave one"),
         ("5", "holds a number; a mapping of fields is expected"),
         ("- 5", "holds a list; a mapping of fields is expected"),
@@ -36,7 +42,7 @@ def test_a_file_that_cannot_be_read_as_meant_is_one_line(
 
 
 def test_a_value_of_an_option_that_cannot_be_read_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="--set a=2024-13-45: the value is not YAML"):
+    with pytest.raises(ConfigError, match="--set a=2024-13-45: cannot read the value"):
         overridden({}, ["a=2024-13-45"])
 
 
@@ -62,7 +68,10 @@ def test_the_same_key_may_stand_in_several_mappings() -> None:
         ("replicas", "on", "replicas = 'true': should be an integer, in digits alone"),
         ("workload.arrivals.rate", "true", "rate = 'true': should be a valid number"),
         ("policy", "static:k=yes", "k = 'true': should be an integer, in digits alone"),
-        ("policy", "static:k=03", "'k=03' is no YAML: 03 is 3 in YAML; write the number that is"),
+        ("policy", "static:k=03", "'k=03': cannot read the value: 03 is 3 in YAML 1.1; write the"),
+        ("policy", "static:k=", "'static:k=': 'k=': the value is missing; write null for none"),
+        ("policy", "", "--set policy=: the value is missing; write null for none"),
+        ("replicas", " ", "--set replicas= : the value is missing; write null for none"),
         (
             "policy",
             "{kind: static_tree, widths: []}",

@@ -682,6 +682,20 @@ def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
     assert describe(trace).num_sessions == 2
 
 
+def test_priorities_of_any_table_are_whole_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("time,prompt_len,output_len,priority\n0,9,3,-1\n1,9,3,\n2,9,3,4\n")
+    trace = read_trace(path)
+    assert trace.priorities is not None
+    assert trace.priorities.tolist() == [-1, 0, 4]
+    path.write_text("time,prompt_len,output_len,priority\n0,9,3,high\n1,9,3,2\n")
+    assert read_trace(path).priorities is None
+    assert read_trace(path).note.endswith("ignored: priority")
+    path.write_text("time,prompt_len,output_len,priority\n0,9,3,2\n1,9,3,high\n")
+    with pytest.raises(TraceError, match=r"line 3: priority = 'high'"):
+        read_trace(path)
+
+
 @pytest.mark.parametrize("container", ["jsonl", "json", "parquet"])
 @pytest.mark.parametrize("arrival", ["arrived_at", "arrival_time"])
 def test_what_the_first_row_does_not_have_later_ones_may(

@@ -196,9 +196,9 @@ class NamedColumns(Reader):
     Names are looked at by their words: ``n_in``, ``promptTokens``, ``tokens_completion`` and
     ``created_at`` do as well. Lengths in tokens, arrivals in seconds, in the unit that the name
     ends in (``_ms``, ``_us``, ``_ns``), or as ISO 8601; what is too large for seconds since 1970 is
-    of milliseconds, microseconds or nanoseconds. ``adapter``, ``session`` and, with that,
-    ``think_time`` and ``shared_len`` are those of specsim's own format; a row of no session is one
-    of its own.
+    of milliseconds, microseconds or nanoseconds. ``adapter``, ``priority`` (if the first is a whole
+    number), ``session`` and, with that, ``think_time`` and ``shared_len`` are those of specsim's
+    own format; a row of no session is one of its own.
 
     What was taken for what, and what was ignored, is said. A ``request_length`` or
     ``response_size`` is bytes in logs of web servers: it is ignored beside a column of tokens of
@@ -241,6 +241,9 @@ class NamedColumns(Reader):
         taken = {what: several[0] for what, several in found.items() if several}
         names = file.all_columns
         more = {"adapter", *(_OF_TURNS if "session" in names else ())}.intersection(names)
+        first = next(_rows(file), None)
+        if first is not None and _is_whole(first.values.get("priority")):  # not high, or low
+            more.add("priority")
         absent = _NOTHING if file.container == "csv" else (*_NOTHING, None)
         builder = TraceBuilder(file.path, self.kind)
         arrival = taken.get("arrival")
@@ -262,6 +265,10 @@ class NamedColumns(Reader):
 def _length(row: Row, name: str, absent: tuple[str | None, ...]) -> int:
     """Return a length, tokens; 0 for a failed request, if the field is one of `absent`."""
     return 0 if row.values.get(name) in absent else row.integer(name)
+
+
+def _is_whole(value: object) -> bool:
+    return re.fullmatch(r"-?\d+", str(value)) is not None
 
 
 def _filled(row: Row, names: set[str]) -> Row:
