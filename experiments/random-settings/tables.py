@@ -55,8 +55,8 @@ def served() -> Iterator[list[str]]:
 
 def furthest() -> Iterator[list[str]]:
     yield [
-        *("half", "drafter, profile", "scheduling", "world", "alpha", "drafts take", "steps take"),
-        *("load", "best", "behind it"),
+        *("setting", "half", "drafter, profile", "scheduling", "world", "alpha", "drafts take"),
+        *("steps take", "load", "best", "behind it"),
     ]
     known = latencies()
     settings: list[Row] = read("random-settings/settings.csv")
@@ -67,7 +67,8 @@ def furthest() -> Iterator[list[str]]:
         if row["world"] in ("drift", "switch"):
             alpha += f" to {float(row['alpha_after']):.2f}"
         yield [
-            *(row["half"], f"{row['drafter']}, {row['profile']}", row["scheduling"], row["world"]),
+            *(row["setting"], row["half"], f"{row['drafter']}, {row['profile']}"),
+            *(row["scheduling"], row["world"]),
             *(alpha, f"x {row['drafting_factor']}", f"x {row['target_factor']}", row["load"]),
             *(f"`{best}`", f"{other:.1f} %"),
         ]
