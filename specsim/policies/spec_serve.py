@@ -46,7 +46,8 @@ class Serving(NamedTuple):
 def decide(view: View, memory: Serving) -> None:
     """Ask for the longest drafts, for `stop` to cut, or none; asynchronously, for the best k."""
     step, state, k = view.step[0], memory.state[0], int(view.step[0].max_draft_len)
-    step.alpha, step.may_stop, num = alpha_of(state), state.by_confidence, step.num_decodes
+    step.alpha, num = alpha_of(state), step.num_decodes
+    step.may_stop = state.by_confidence if num else 0
     put_decodes(view)
     if not state.by_confidence:
         k = best_common_len(view, step.alpha)
@@ -93,9 +94,8 @@ class SpecServe(LoopPolicy):
     Huang et al. (2025), "SpecServe", arXiv 2503.05096 (later "AdaSpec"). Drafting is as in their
     code (``vllm/spec_decode/draft_model_runner.py`` at 80d6c4f): a token not drafted yet is as sure
     as the mean of all before; the batch drafts until the next is expected to lower efficiency, or
-    one has, which is kept. The surest are verified, by products of confidences, while efficiency
-    rises; the code rounds down to a CUDA graph. Chosen here: a step verifies within the limit, or
-    as long as without drafts; asynchronously (no confidences), all draft the k of highest goodput.
+    one has. The surest are verified while efficiency rises (the code rounds down to a CUDA graph),
+    here within the limit, or what a step takes without drafts. Asynchronously, all draft one k.
     """
 
     kind: Literal["spec_serve"] = "spec_serve"
